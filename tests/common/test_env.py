@@ -33,28 +33,20 @@ def test_values_are_typed_and_defaults_apply():
     assert from_env(Sample, {"REQUIRED": "1e1", "SEED": " "}).required == 10
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("REQUIRED", ""), ("REQUIRED", "0"), ("REQUIRED", "11"), ("REQUIRED", "1.5"), ("REQUIRED", "three"),
-        ("RATE", "0"), ("RATE", "2"), ("RATE", "nan"), ("RATE", "inf"), ("FLAG", "2"), ("KIND", "c"), ("SEED", "x"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "value"), [
+    ("REQUIRED", ""), ("REQUIRED", "0"), ("REQUIRED", "11"), ("REQUIRED", "1.5"), ("REQUIRED", "three"),
+    ("RATE", "0"), ("RATE", "2"), ("RATE", "nan"), ("RATE", "inf"), ("FLAG", "2"), ("KIND", "c"), ("SEED", "x"),
+])  # fmt: skip
 def test_wrong_value_names_the_variable_and_what_was_expected(name, value):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"^.*{name}.*expected.*\Z"):
         from_env(Sample, {"REQUIRED": "1", name: value})
-    assert name in str(caught.value)
-    assert "expected" in str(caught.value)
-    assert "\n" not in str(caught.value)
+
+
+NAMES = ["REQUIRED", "RATE", "FLAG", "KIND", "SEED"]
 
 
 @settings(deadline=None)  # a busy machine is no failure
-@given(
-    st.dictionaries(
-        st.sampled_from(["REQUIRED", "RATE", "FLAG", "KIND", "SEED"]),
-        st.text(max_size=12),
-    )
-)
+@given(st.dictionaries(st.sampled_from(NAMES), st.text(max_size=12)))
 def test_any_text_gives_a_config_or_a_config_error(environ):
     try:
         config = from_env(Sample, environ)
@@ -71,17 +63,11 @@ def test_every_variable_is_documented_and_read_once():
         assert variable.doc, variable.name
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("DEVICE", "gpu", "did you mean cuda?"),
-        ("DEVICE", "cpus", "did you mean cpu?"),
-        ("LR", "2e5", "expected a number, at most 10, above 0"),
-    ],
-)
-def test_a_wrong_value_of_the_trainer_says_what_is_meant(name, value, told):
+@pytest.mark.parametrize(("config", "name", "value", "told"), [
+    (dist.DistConfig, "DEVICE", "gpu", "did you mean cuda?"),
+    (dist.DistConfig, "DEVICE", "cpus", "did you mean cpu?"),
+    (schedule.ScheduleConfig, "LR", "2e5", "expected a number, at most 10, above 0"),
+])  # fmt: skip
+def test_a_wrong_value_of_the_trainer_says_what_is_meant(config, name, value, told):
     with pytest.raises(ConfigError, match=re.escape(told)):
-        from_env(
-            dist.DistConfig if name == "DEVICE" else schedule.ScheduleConfig,
-            {"LR": "1", name: value},
-        )
+        from_env(config, {"LR": "1", name: value})

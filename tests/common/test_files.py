@@ -26,16 +26,17 @@ def test_pytorchs_advice_to_trust_a_file_is_not_given_for_a_damaged_one(tmp_path
 
 
 def test_a_full_disk_is_named_whatever_error_a_library_raises_for_it(tmp_path):
-    def write(num_bytes):
-        with whole_file(tmp_path / "disk" / "a.pt", 2_000_000) as partial:
+    def write(num_bytes, known=0):
+        with whole_file(tmp_path / "disk" / "a.pt", known) as partial:
             with suppress(OSError):
                 partial.write_bytes(bytes(num_bytes))
             raise RuntimeError("basic_ios::clear: iostream error")
 
     with small_disk(tmp_path / "disk", 1 << 20):
-        with pytest.raises(
-            NoSpaceError, match=r"disk: a\.pt needs 2\.0 MB, \d\.\d MB are free"
-        ):
+        told = r"disk: a\.pt needs 2\.0 MB, \d\.\d MB are free"
+        with pytest.raises(NoSpaceError, match=told):
+            write(2 << 20, known=2_000_000)
+        with pytest.raises(NoSpaceError, match=r"a\.pt is larger than \d\.\d MB"):
             write(2 << 20)
         with pytest.raises(RuntimeError, match="basic_ios"):
             write(1)

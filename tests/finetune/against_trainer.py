@@ -8,7 +8,7 @@ usage: python tests/finetune/against_trainer.py DATA WEIGHTS SEEDS [--exact]
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import sys
 import tempfile
 from functools import partial
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import transformers
 from scipy.special import softmax
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from bert.data.tokens import WordPiece
@@ -29,14 +30,18 @@ from finetune.batches import Order
 from finetune.train import run
 
 BATCH, RATE = 16, 1e-4
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def rows_of(samples):
+    pairs = zip(samples.sequences, samples.labels["labels"].tolist(), strict=True)
+    return [
+        {"input_ids": torch.tensor(ids).long(), "labels": n} for (ids, _), n in pairs
+    ]
 
 
 def collated(rows):
-    longest = max(len(row["input_ids"]) for row in rows)
-    padded = [
-        row["input_ids"] + [0] * (longest - len(row["input_ids"])) for row in rows
-    ]
-    ids = torch.tensor(padded)
+    ids = pad_sequence([row["input_ids"] for row in rows], batch_first=True)
     labels = torch.tensor([row["labels"] for row in rows])
     return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
 
@@ -45,42 +50,34 @@ def theirs(environment, seed, exact):
     config = settings.read(environment)
     task = tasks.build(config, WordPiece(config.vocabulary, config.lower_case))
     transformers.set_seed(seed)
-    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     other = AutoModelForSequenceClassification.from_pretrained(
-        config.weights_folder, num_labels=len(task.layout.labels), **(none if exact else {})
+        config.weights_folder, num_labels=len(task.layout.labels), **(NO_DROPOUT if exact else {})
     )  # fmt: skip
-    parts = []
-    for samples in (task.train, task.test):
-        pairs = zip(samples.sequences, samples.labels["labels"].tolist(), strict=True)
-        parts.append(
-            [{"input_ids": ids.tolist(), "labels": n} for (ids, _), n in pairs]
-        )
-    steps = -(-len(parts[0]) // BATCH)
+    training, test = map(rows_of, (task.train, task.test))
+    steps = -(-len(training) // BATCH)
     own = {"weight_decay": 0.01, "adam_epsilon": 1e-6} if exact else {}
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=BATCH, num_train_epochs=1, learning_rate=RATE,
         seed=seed, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, remove_unused_columns=False, **own,
     )  # fmt: skip
-    trainer = Trainer(other, arguments, collated, train_dataset=parts[0])
+    trainer = Trainer(other, arguments, collated, train_dataset=training)
     if exact:
         kernels = bind_kernels(KernelsConfig(fused="none"), torch.device("cpu"))
         mine = task.model(config.model, kernels)
         models.initialize(mine, seed)
         other.classifier.load_state_dict(mine.classifier.state_dict())
-        order = Order(len(parts[0]), BATCH, 1, seed)
+        order = Order(len(training), BATCH, 1, seed)
         chosen = np.concatenate([order.step(n + 1)[0] for n in range(steps)])
         trainer._get_train_sampler = lambda *_: chosen.tolist()
-        rate = partial(
-            learning_rate, config=settings.learning_rates(environment, steps)
-        )
+        rates = settings.learning_rates(environment, steps)
+        rate = partial(learning_rate, config=rates)
         trainer.create_optimizer()
         trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
             trainer.optimizer, lambda n: rate(n + 1) / RATE
         )
     trainer.train()
-    return softmax(trainer.predict(parts[1]).predictions, axis=1), task.test.labels[
-        "labels"
-    ]
+    found = softmax(trainer.predict(test).predictions, axis=1)
+    return found, task.test.labels["labels"]
 
 
 def ours(environment, folder):
@@ -90,13 +87,9 @@ def ours(environment, folder):
 
 
 def main(data, weights, seeds, exact=""):
-    folder = Path(tempfile.mkdtemp())
-    for path in Path(weights).iterdir():
-        os.symlink(path.resolve(), folder / path.name)
+    folder = Path(shutil.copytree(weights, Path(tempfile.mkdtemp(), "weights")))
     if exact:
-        shape = json.loads((folder / "config.json").read_text())
-        shape |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        (folder / "config.json").unlink()
+        shape = json.loads((folder / "config.json").read_text()) | NO_DROPOUT
         (folder / "config.json").write_text(json.dumps(shape))
     found = []
     for seed in range(1, int(seeds) + 1):

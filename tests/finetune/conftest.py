@@ -30,16 +30,13 @@ def article(generator, number):
     facts = [f"It was {colour}.", f"It was {year} old.", f"It sat at the {place}."]
     generator.shuffle(facts)
     context = f"There is a {animal} here. " + " ".join(facts)
-
-    def asked(name, answer, question):
+    asked = {"Who is red and blue?": colour, "When was it old?": str(year)}
+    qas = []
+    for question, answer in asked.items():
         given = {"text": answer, "answer_start": context.index(f"was {answer}") + 4}
-        return {"id": f"{number}-{name}", "question": question, "answers": [given]}
-
-    where = asked("where", colour, "Who is red and blue?")
-    return {
-        "context": context,
-        "qas": [where, asked("when", str(year), "When was it old?")],
-    }
+        name = f"{number}-{question[:4]}"
+        qas.append({"id": name, "question": question, "answers": [given]})
+    return {"context": context, "qas": qas}
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,4 @@
-"""A synthetic vocabulary and text with words, numbers, punctuation, accents, Chinese and odd
-spaces, and models with random weights.
-"""
+"""A synthetic vocabulary, text of words, numbers, marks and odd spaces, and random models."""
 
 from __future__ import annotations
 
@@ -20,19 +18,10 @@ WORDS = _WORDS.split()
 LETTERS = string.ascii_lowercase + string.digits
 SYMBOLS = [*string.punctuation, "漢", "字", "–", "“", "”"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-VOCABULARY = [
-    *SPECIAL,
-    *WORDS,
-    *LETTERS.replace("a", ""),
-    *(f"##{letter}" for letter in LETTERS),
-    *SYMBOLS,
-]
+VOCABULARY = [*SPECIAL, *WORDS, *LETTERS.replace("a", "")]
+VOCABULARY += [*(f"##{letter}" for letter in LETTERS), *SYMBOLS]
 BLANKS = [" "] * 12 + ["  ", "\n", "\t", "\u202f", "\u00a0", " \r\n"]
-
-
-ODD = [
-    "Café", "naïve", "漢字", "字漢字", "“red”", "(cat)", "re-run", "U.S.", "e\u0301a", "ﷲ",
-]  # fmt: skip
+ODD = ["Café", "naïve", "漢字", "字漢字", "“red”", "(cat)", "re-run", "U.S.", "e\u0301a", "ﷲ"]  # fmt: skip
 
 
 def prose(generator, num_words):

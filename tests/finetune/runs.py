@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +54,22 @@ def lines_of(path):
 def table_of(path, separator="\t"):
     """The cells of each row."""
     return [line.split(separator) for line in path.read_text().splitlines()]
+
+
+# Their last word is easily told from the others.
+SENTENCES = [
+    f"the {a} {b} was {c}"
+    for a in ("old", "new", "happy")
+    for b in ("cat", "dog", "king")
+    for c in ("red", "blue", "north", "here")
+]
+
+
+def copied(weights, folder, *names):
+    """The setting of a copy of the weights that has only these files beside it."""
+    for name in names:
+        shutil.copy(Path(weights).with_name(name), folder)
+    return {"INIT_CHECKPOINT": str(folder / "weights.pt")}
 
 
 def write_tables(folder, rows, names=("train.tsv", "dev.tsv")):

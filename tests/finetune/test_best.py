@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,8 @@ from bert.training.loop import StepCounter
 from finetune.best import evaluation_steps
 from finetune.train import run
 
-from .runs import (
-    content,
-    evaluate,
-    figures_of,
-    finished,
-    lines_of,
-    table_of,
-    train,
-    write_tables,
-)
+from . import runs
+from .runs import content, evaluate, figures_of, lines_of, table_of, train
 
 
 @pytest.mark.parametrize(("every", "epochs", "last", "steps"), [
@@ -42,13 +33,8 @@ def test_evaluations_are_due_at_multiples_of_epochs_and_at_the_end(
 def environment(squad_environment, tmp_path_factory):
     """A table that is soon learnt, at a rate that makes it worse again."""
     folder = tmp_path_factory.mktemp("table")
-    rows = [
-        f"the {a} {b} was {c}\t{c in ('red', 'blue')}"
-        for a in ("old", "new", "happy")
-        for b in ("cat", "dog", "king")
-        for c in ("red", "blue", "north", "here")
-    ]
-    write_tables(folder, ["text\tlabel", *rows])
+    rows = [f"{text}\t{text.endswith(('red', 'blue'))}" for text in runs.SENTENCES]
+    runs.write_tables(folder, ["text\tlabel", *rows])
     return squad_environment | {
         "TASK": "table", "DATA": str(folder), "EPOCHS": "12", "LR": "5e-3", "WARMUP_PROPORTION": "0",
         "EVAL_EVERY_EPOCHS": "1", "LOG_EVERY_STEPS": "100",
@@ -92,8 +78,8 @@ def test_several_ranks_evaluate_end_and_keep_as_one(
     whole, environment, tmp_path, shard
 ):
     own = {"RUN_DIR": str(tmp_path), "PATIENCE": "3", "BATCHSIZE": "6"}
-    own["SHARD_OPTIMIZER"] = shard
-    done = finished(*[environment | own] * 2)
+    own |= {"SHARD_OPTIMIZER": shard}
+    done = runs.finished(*[environment | own] * 2)
     assert [rank.returncode for rank in done] == [0, 0], done
     mine = tmp_path / "model_0"
     assert evaluations(mine) == evaluations(whole)
@@ -107,14 +93,12 @@ def test_several_ranks_evaluate_end_and_keep_as_one(
 def test_evaluations_change_nothing_of_what_is_learnt(environment, tmp_path):
     """With dropout, which evaluations switch off."""
     weights, losses = Path(environment["INIT_CHECKPOINT"]), []
+    own = environment | runs.copied(weights, tmp_path, weights.name, "vocab.txt")
+    own |= {"EPOCHS": "2", "LOG_EVERY_STEPS": "1"}
     shape = content(weights.with_name("config.json")) | {"hidden_dropout_prob": 0.2}
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    for name in (weights.name, "vocab.txt"):
-        shutil.copy(weights.with_name(name), tmp_path)
-    own = {"INIT_CHECKPOINT": str(tmp_path / weights.name), "EPOCHS": "2"}
     for every in ("0", "0.3"):
-        own |= {"EVAL_EVERY_EPOCHS": every, "LOG_EVERY_STEPS": "1"}
-        model = train(environment, tmp_path / every, **own)
+        model = train(own, tmp_path / every, EVAL_EVERY_EPOCHS=every)
         steps = lines_of(tmp_path / every / "metrics_0.jsonl")
         losses.append([x["loss"] for x in steps if x["kind"] == "train"])
     assert len(evaluations(model)) > 4

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ import torch
 from bert.data.tokens import WordPiece
 from finetune import config, glue, tasks
 
-from .runs import table_of, write_tables
+from .runs import copied, table_of, write_tables
 
 
 def test_sequences_have_special_tokens_and_are_truncated(tokenizer):
@@ -27,11 +25,6 @@ def test_sequences_have_special_tokens_and_are_truncated(tokenizer):
     ]
     assert [second for _, second in encoded] == [5, 4]
     assert len(glue.encode(texts[:1], tokenizer, 4)[0][0]) == 4
-
-
-def generator_numbers(generator, count):
-    """Scores as in STS-B, some of them equal."""
-    return np.array([generator.randrange(16) / 3.2 for _ in range(count)])
 
 
 def test_metrics_equal_torchmetrics_and_scipy():
@@ -51,7 +44,8 @@ def test_metrics_equal_torchmetrics_and_scipy():
         if len({*said.tolist()}) == len({*true.tolist()}) == 2:
             expected = pearsonr(said, true).statistic
             assert glue.matthews(said, true) == pytest.approx(expected)
-        x, y = generator_numbers(generator, count), generator_numbers(generator, count)
+        # Scores as in STS-B, some of them equal.
+        x, y = np.array(generator.choices(range(16), k=2 * count)).reshape(2, -1) / 3.2
         pearson, spearman = glue.pearson(x, y), glue.spearman(x, y)
         assert pearson == pytest.approx(pearsonr(x, y).statistic)
         assert spearman == pytest.approx(spearmanr(x, y).statistic)
@@ -61,37 +55,20 @@ def test_metrics_equal_torchmetrics_and_scipy():
 
 def test_metrics_without_any_spread_are_0():
     zeros, ones = np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
-    for metric in (glue.pearson, glue.spearman):
-        assert metric(np.ones(3), np.arange(3)) == 0
-    for metric, said, true in (
-        (glue.f1, zeros, zeros),
-        (glue.matthews, zeros, ones),
-        (glue.matthews, ones, ones),
-    ):
-        assert metric(said, true) == 0
+    assert glue.pearson(ones, np.arange(4)) == glue.spearman(ones, np.arange(4)) == 0
+    assert glue.f1(zeros, zeros) == 0
+    assert glue.matthews(zeros, ones) == glue.matthews(ones, ones) == 0
 
 
-def test_accuracy_counts_every_class():
-    accuracy = glue.accuracy(np.array([2, 1, 0]), np.array([2, 1, 1]))
-    assert accuracy == pytest.approx(2 / 3)
-
-
-TEXT_OF = {
-    "MNLI": "sentence1\tsentence2",
-    "STS-B": "sentence1\tsentence2",
-    "QNLI": "question\tsentence",
-}
-
-
-@pytest.mark.parametrize(("task", "label", "values"), [
-    ("MNLI", "gold_label", ["neutral", "entailment", "neutral"]), ("STS-B", "score", ["0.5", "3.25", "2.0"]),
-    ("QNLI", "label", ["not_entailment", "entailment", "entailment"]),
+@pytest.mark.parametrize(("task", "texts", "label", "values", "ends"), [
+    ("MNLI", "sentence1\tsentence2", "gold_label", ["neutral", "entailment", "neutral"], ["_matched", "_mismatched"]),
+    ("STS-B", "sentence1\tsentence2", "score", ["0.5", "3.25", "2.0"], [""]),
+    ("QNLI", "question\tsentence", "label", ["not_entailment", "entailment", "entailment"], [""]),
 ])  # fmt: skip
 def test_each_dev_file_is_scored_and_test_files_become_files_for_glues_server(
-    squad_environment, tmp_path, task, label, values
+    squad_environment, tmp_path, task, texts, label, values, ends
 ):
-    ends = ["_matched", "_mismatched"] if task == "MNLI" else [""]
-    head, rows = f"index\t{TEXT_OF[task]}", [f"{n}\tthe cat\ta dog" for n in range(3)]
+    head, rows = f"index\t{texts}", [f"{n}\tthe cat\ta dog" for n in range(3)]
     known = [f"{row}\t{value}" for row, value in zip(rows, values, strict=True)]
     for end in ends:
         write_tables(tmp_path, [f"{head}\t{label}", *known], [f"dev{end}.tsv"])
@@ -103,34 +80,34 @@ def test_each_dev_file_is_scored_and_test_files_become_files_for_glues_server(
         right = np.array(values, dtype=np.float32)[:, None]
     # The second file's are all wrong.
     scores = [*right, *(np.roll(right, 1, axis=1) if len(ends) == 2 else [])]
-    for name in ("weights.pt", "config.json", "vocab.txt"):
-        shutil.copy(Path(squad_environment["DATA"]) / name, tmp_path)
     (tmp_path / "task.json").write_text(json.dumps({"task": task, "labels": names}))
-    environment = squad_environment | {"TASK": task, "DATA": str(tmp_path)}
-    environment["INIT_CHECKPOINT"] = str(tmp_path / "weights.pt")
+    weights = squad_environment["INIT_CHECKPOINT"]
+    own = copied(weights, tmp_path, "weights.pt", "config.json", "vocab.txt")
+    environment = squad_environment | own | {"TASK": task, "DATA": str(tmp_path)}
+    metrics = {}
     for mode in ("eval", "prediction"):
         settings = config.read(environment | {"MODE": mode})
         built = tasks.build(settings, WordPiece(settings.vocabulary))
         assert len(built.test.lengths) == len(scores)
-        metrics = built.finish(scores, tmp_path / mode)
-        if mode == "prediction":
-            answers = {"MNLI": ["MNLI-m", "MNLI-mm"]}.get(task, [task])
-            assert not metrics
-            head, *found = table_of(tmp_path / mode / f"{answers[0]}.tsv")
-            assert head == ["index", "prediction"]
-            said = [value if names else float(value) for _, value in found]
-            assert said == [value if names else float(value) for value in values]
-            assert [number for number, _ in found] == ["0", "1", "2"]
-            assert all((tmp_path / mode / f"{name}.tsv").is_file() for name in answers)
-        elif task == "MNLI":
-            assert metrics == {"accuracy": 1.0, "mismatched_accuracy": 0.0}
-        else:
-            assert next(iter(metrics.values())) == pytest.approx(1)
+        metrics[mode] = built.finish(scores, tmp_path / mode)
+    assert not metrics["prediction"]
+    assert next(iter(metrics["eval"].values())) == pytest.approx(1)
+    if task == "MNLI":
+        assert metrics["eval"] == {"accuracy": 1.0, "mismatched_accuracy": 0.0}
+    answers = {"MNLI": ["MNLI-m", "MNLI-mm"]}.get(task, [task])
+    files = [tmp_path / "prediction" / f"{name}.tsv" for name in answers]
+    assert all(file.is_file() for file in files)
+    head, *found = table_of(files[0])
+    assert head == ["index", "prediction"]
+    said = [value if names else str(float(value)) for _, value in found]
+    assert said == values
+    assert [number for number, _ in found] == ["0", "1", "2"]
 
 
 def test_macro_f1_and_the_rows_of_the_classes_count_every_label_once():
     """The values are scikit-learn's: f1_score(average="macro"), classification_report."""
     true, said = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 3, 0])
+    assert glue.accuracy(said, true) == 0.5
     # F1 of 0: 2/3, of 1: 1/2, of 2 and 3: 0, of which 2 is never said and 3 never true.
     assert glue.macro_f1(said, true) == pytest.approx((2 / 3 + 1 / 2) / 4)
     assert glue.by_class(said, true, ["a", "b", "c", "d", "e"])[1:] == [

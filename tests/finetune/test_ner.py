@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,7 +83,7 @@ def test_entities_are_found_in_every_scheme(tags, found):
 
 def test_scores_are_those_of_seqeval():
     metrics = pytest.importorskip("seqeval.metrics")
-    generator = random.Random(1)
+    generator, none = random.Random(1), {"zero_division": 0}
     for number in range(200):
         marks, kinds = "BIES"[: generator.choice([2, 4])], "XYZ"[: 1 + number % 3]
         tags = ["O", *(f"{mark}-{kind}" for mark in marks for kind in kinds)]
@@ -93,21 +92,18 @@ def test_scores_are_those_of_seqeval():
         for at in generator.sample(range(len(sizes)), len(sizes) // 2):
             said[at] = list(true[at])
         found, rows = entities.scores(said, true)
-        none = {"zero_division": 0}
         for name, value in found.items():
-            score = getattr(metrics, f"{name}_score")
-            theirs = score(true, said, **({} if name == "accuracy" else none))
+            own = {} if name == "accuracy" else none
+            theirs = getattr(metrics, f"{name}_score")(true, said, **own)
             assert value == pytest.approx(theirs), (name, said, true)
         if not rows[1:]:
             continue
         report = metrics.classification_report(true, said, output_dict=True, **none)
-        names = "precision", "recall", "f1-score"
-        expected = [
-            [kind, *(f"{of[name]:.4f}" for name in names), str(of["support"])]
-            for kind, of in report.items()
-            if " avg" not in kind
-        ]
-        assert rows[1:] == expected
+        for kind, *cells in rows[1:]:
+            theirs = report.pop(kind)
+            assert cells.pop() == str(theirs.pop("support"))
+            assert cells == [f"{value:.4f}" for value in theirs.values()]
+        assert all(" avg" in kind for kind in report), "no kind is left out"
 
 
 def test_labels_are_on_first_pieces_and_long_sentences_lose_no_word(
@@ -155,10 +151,6 @@ def learnt(squad_environment, tmp_path_factory):
     return train(environment, folder / "run", EPOCHS="12"), environment
 
 
-def last_cells(path, separator):
-    return [row[-1] for row in table_of(path, separator)]
-
-
 def test_tags_are_learnt_scored_and_evaluated_again(learnt, tmp_path):
     folder, environment = learnt
     names = "f1", "precision", "recall", "accuracy"
@@ -172,8 +164,9 @@ def test_tags_are_learnt_scored_and_evaluated_again(learnt, tmp_path):
     found = {}
     for mode, name in (("eval", "valid"), ("prediction", "test")):
         again = evaluate(environment, tmp_path / mode, folder, mode)
-        said = last_cells(again / "predictions.conll", "\t")
-        assert said == last_cells(folder.parents[1] / f"{name}.txt", " ")
+        said = table_of(again / "predictions.conll")
+        known = table_of(folder.parents[1] / f"{name}.txt", " ")
+        assert [row[-1] for row in said] == [row[-1] for row in known]
         found[mode] = figures_of(again)
     assert found["eval"]["f1"] == 1
     assert "f1" not in found["prediction"]
@@ -197,22 +190,20 @@ def test_a_tag_that_training_had_not_counts_as_wrong(learnt, tmp_path):
     assert (figures["precision"], figures["recall"]) == (1, 0.5)
 
 
-def test_a_folder_without_files_of_sentences_is_named(learnt, tmp_path, capsys):
-    own = {"DATA": str(tmp_path), "RUN_DIR": str(tmp_path / "run")}
-    assert run(learnt[1] | own) == 2
-    assert "no train as .txt, .conll" in capsys.readouterr().err
+def encoded(mine, path, text):
+    path.write_text(text)
+    labels = mine.facts["labels"]
+    return conll.encode(conll.read(path, Layout()), labels, mine.tokenizer, 48)
 
 
-def test_scores_loss_and_entities_are_those_of_transformers(learnt):
+def test_scores_loss_and_entities_are_those_of_transformers(learnt, tmp_path):
     transformers = pytest.importorskip("transformers")
     kind = transformers.AutoModelForTokenClassification
     other = kind.from_pretrained(learnt[0]).eval()
     assert [*other.config.id2label.values()] == ["B-ANIMAL", "B-COL", "I-COL", "O"]
     mine = saved.load(learnt[0], "cpu")
-    path = learnt[0] / "a.txt"
-    path.write_text("the O\nunhappy O\ncats B-ANIMAL\n\nred B-COL\n")
-    table = conll.read(path, Layout())
-    samples = conll.encode(table, mine.facts["labels"], mine.tokenizer, 48)
+    text = "the O\nunhappy O\ncats B-ANIMAL\n\nred B-COL\n"
+    samples = encoded(mine, tmp_path / "a.txt", text)
     scores = mine.scores(samples, 2)
     for number, (ids, _) in enumerate(samples.sequences):
         labels = torch.from_numpy(samples.labels["labels"][number])[None]
@@ -222,9 +213,8 @@ def test_scores_loss_and_entities_are_those_of_transformers(learnt):
         loss = mine.model(samples.batch(np.array([number]))).label.item()
         assert loss == pytest.approx(theirs.loss.item(), abs=1e-5)
     words = transformers.AutoTokenizer.from_pretrained(learnt[0])
-    tag = transformers.pipeline(
-        "token-classification", other, tokenizer=words, aggregation_strategy="first"
-    )
+    how = {"tokenizer": words, "aggregation_strategy": "first"}
+    tag = transformers.pipeline("token-classification", other, **how)
     found = [(one["entity_group"], one["word"]) for one in tag("sat dog sat red king")]
     assert found == [("ANIMAL", "dog"), ("COL", "red king")]
 
@@ -234,9 +224,7 @@ def test_the_onnx_recipe_of_the_page_serves_tags(
 ):
     session = exported(learnt[0], repository, tmp_path, monkeypatch, "Token")
     mine = saved.load(learnt[0], "cpu")
-    Path("a.txt").write_text("sat O\nred B-COL\nking I-COL\n")
-    table = conll.read(Path("a.txt"), Layout())
-    samples = conll.encode(table, mine.facts["labels"], mine.tokenizer, 48)
+    samples = encoded(mine, tmp_path / "a.txt", "sat O\nred B-COL\nking I-COL\n")
     ids = samples.sequences[0][0][None].astype(np.int64)
     given = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
     (found,) = session.run(["logits"], given)

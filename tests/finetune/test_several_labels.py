@@ -35,9 +35,8 @@ def test_cells_lists_and_columns_of_labels_are_one_table(tmp_path, name):
     assert table.texts == [("a",), ("b",), ("c",), ("d",)]
     assert table.labels.tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 0], [0, 0, 1]]
     assert table.labels.dtype == np.float32
-    assert table.summary.endswith(
-        "3 classes: 2 x, 2 y, 1 z (40.00% the first), 1 without any"
-    )
+    told = "3 classes: 2 x, 2 y, 1 z (40.00% the first), 1 without any"
+    assert table.summary.endswith(told)
 
 
 def test_a_label_column_without_a_1_is_a_label_all_the_same(tmp_path):
@@ -92,11 +91,8 @@ def learnt(squad_environment, tmp_path_factory):
     rows = [f"{x},{';'.join(w for w in ('red', 'cat') if w in x)}" for x in texts]
     for name, times in (("train", 8), ("dev", 1)):
         write_tables(folder, ["text,label", *rows * times], [f"{name}.csv"])
-    environment = squad_environment | {
-        "TASK": "table",
-        "DATA": str(folder),
-        "EPOCHS": "12",
-    }
+    own = {"TASK": "table", "DATA": str(folder), "EPOCHS": "12"}
+    environment = squad_environment | own
     return train(environment, folder / "run", LABEL_SEPARATOR=";"), environment
 
 
@@ -117,19 +113,18 @@ def test_labels_are_learnt_scored_and_evaluated_again(learnt, tmp_path):
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_predicted_labels_are_as_in_training_or_a_list(learnt, tmp_path, kind):
-    (tmp_path / "new.csv").write_text(
-        "n,text\n1,the red cat sat\n2,the old dog sat\n3,a red king\n"
-    )
+    rows = ["n,text", "1,the red cat sat", "2,the old dog sat", "3,a red king"]
+    write_tables(tmp_path, rows, ["new.csv"])
     output = tmp_path / f"out.{kind}"
     assert predict(learnt[0], tmp_path / "new.csv", output) == 0
-    if kind == "csv":
-        rows = list(csv.DictReader(output.open()))
-        assert [row["prediction"] for row in rows] == ["cat;red", "", "red"]
-        shares = (float(rows[0][f"probability_{name}"]) for name in ("cat", "red"))
-        assert sum(shares) > 1.5
-    else:
+    if kind == "jsonl":
         said = [row["prediction"] for row in lines_of(output)]
         assert said == [["cat", "red"], [], ["red"]]
+        return
+    rows = list(csv.DictReader(output.open()))
+    assert [row["prediction"] for row in rows] == ["cat;red", "", "red"]
+    shares = (float(rows[0][f"probability_{name}"]) for name in ("cat", "red"))
+    assert sum(shares) > 1.5
 
 
 def test_probabilities_and_loss_are_those_of_transformers(learnt):

@@ -74,19 +74,18 @@ def windows_of(
         tokens = ["[CLS]", *query, "[SEP]", *pieces[begin:end], "[SEP]"]
         inside = span is not None and begin <= span[0] and span[1] < end
         places = (
-            tuple(place - begin + len(query) + 2 for place in span)
-            if inside
-            else (0, 0)
+            [place - begin + len(query) + 2 for place in span] if inside else (0, 0)
         )
         most = []
         for piece in range(begin, end):
-            scores = {}
-            for a, b in bounds:
-                if a <= piece < b:
-                    scores[a] = min(piece - a, b - 1 - piece) + 0.01 * (b - a)
+            scores = {
+                a: min(piece - a, b - 1 - piece) + 0.01 * (b - a)
+                for a, b in bounds
+                if a <= piece < b
+            }
             most.append(max(scores, key=lambda a: (scores[a], -a)) == begin)
         segments = [0] * (len(query) + 2) + [1] * (end - begin + 1)
-        found.append({"tokens": tokens, "segments": segments, "answer": places, "most": most, "offset": len(query) + 2,
+        found.append({"tokens": tokens, "segments": segments, "answer": (*places,), "most": most, "offset": len(query) + 2,
                       "begin": begin})  # fmt: skip
     return found
 
@@ -99,10 +98,8 @@ def answer_of(context, pieces, word_of, first, last):
     """
     words, _ = words_of(context)
     whole = " ".join(words[word_of[first] : word_of[last] + 1])
-    wanted = (
-        " ".join(pieces[first : last + 1]).replace(" ##", "").replace("##", "").split()
-    )
-    wanted = " ".join(wanted)
+    joined = " ".join(pieces[first : last + 1]).replace(" ##", "").replace("##", "")
+    wanted = " ".join(joined.split())
     normal = " ".join(basic_tokens(whole))
     at = normal.find(wanted)
     if at == -1 or len(whole.replace(" ", "")) != len(normal.replace(" ", "")):
@@ -128,18 +125,13 @@ def answers_of(
     """
     everything, null = [], None
     for window, (starts, ends) in zip(windows, logits, strict=True):
-        top = [
-            sorted(range(len(x)), key=lambda i: -x[i])[:n_best] for x in (starts, ends)
-        ]
-        for a in top[0]:
-            for b in top[1]:
-                offset, size = window["offset"], len(window["most"])
-                if (
-                    offset <= a <= b < offset + size
-                    and b - a + 1 <= longest
-                    and window["most"][a - offset]
-                ):
-                    shift = window["begin"] - offset
+        offset, most = window["offset"], window["most"]
+        shift = window["begin"] - offset
+        best_ends = sorted(range(len(ends)), key=lambda i: -ends[i])[:n_best]
+        for a in sorted(range(len(starts)), key=lambda i: -starts[i])[:n_best]:
+            for b in best_ends:
+                is_short = offset <= a <= b < min(offset + len(most), a + longest)
+                if is_short and most[a - offset]:
                     everything.append((a + shift, b + shift, starts[a], ends[b]))
         if null is None or starts[0] + ends[0] < null[2] + null[3]:
             null = (None, None, starts[0], ends[0])

@@ -1,6 +1,4 @@
-"""Answers, their probabilities and SQuAD 2.0's "no answer" equal a plain re-statement; so do exact
-match and F1.
-"""
+"""Answers, their probabilities, "no answer" and scores equal a plain re-statement."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from finetune.squad import answers
 from finetune.squad.answers import Logits, Predictions, Rules
 from finetune.squad.data import Answer, Dataset, Question
 from finetune.squad.features import Limits, make_features
-from finetune.squad.score import best_threshold, f1, normalise, score
+from finetune.squad.score import best_threshold, f1, score
 
 from .. import made_up
 from . import oracle
@@ -32,9 +30,7 @@ ODD = [
 
 
 def odd(generator, text):
-    """The text with characters between its own that change their number, case or place in
-    normalisation, or vanish.
-    """
+    """The text with characters that normalisation changes in number, case or place."""
     return "".join(
         character + (generator.choice(ODD) if generator.random() < 0.1 else "")
         for character in text
@@ -51,8 +47,7 @@ def dataset():
     contexts[2] = " ".join(generator.choices(["red", "cat"], k=70))
     contexts[3:9] = [odd(generator, context) for context in contexts[3:9]]
     texts = [made_up.prose(generator, generator.randrange(1, 12)) for _ in range(50)]
-    cats = (Answer("cat", 0),)
-    questions = [Question(f"q{i}", x, i // 2, cats) for i, x in enumerate(texts)]
+    questions = [Question(f"q{i}", x, i // 2) for i, x in enumerate(texts)]
     return Dataset(contexts, questions)
 
 
@@ -72,7 +67,9 @@ def random_logits(found, seed, scale=4.0):
     Rules(squad_version="2.0", n_best=8),
     Rules(squad_version="2.0", null_threshold=-3.0),
 ])  # fmt: skip
-def test_answers_equal_the_restatement(tokenizer, dataset, rules):
+def test_answers_and_their_files_equal_the_restatement(
+    tokenizer, dataset, tmp_path, rules
+):
     found, _ = make_features(dataset, tokenizer, LIMITS, training=False)
     logits = random_logits(found, seed=1, scale=1.5)
     for number, pair in enumerate(logits):
@@ -96,6 +93,9 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
         assert predictions.answers[question.id] == expected
         unanswered += not expected
         mine = [tuple(entry.values()) for entry in predictions.n_best[question.id]]
+        # What the official script reads.
+        names = "text", "probability", "start_logit", "end_logit"
+        assert (*predictions.n_best[question.id][0],) == names
         assert [entry[0] for entry in mine] == [entry[0] for entry in n_best], context
         assert len({entry[0] for entry in mine}) == len(mine)
         numbers = [[entry[1:] for entry in entries] for entries in (mine, n_best)]
@@ -105,33 +105,14 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
     assert unanswered < len(dataset.questions)
     assert unanswered or not rules.version_2
     assert bool(predictions.null_odds) == rules.version_2
-
-
-def answered(tokenizer, context, **scores):
-    """The answer where the tokens named have a high score as start or end. The question is one
-    token long.
-    """
-    dataset = Dataset([context], [Question("a", "who", 0)])
-    found, _ = make_features(dataset, tokenizer, Limits(), training=False)
-    start, end = np.zeros((2, made_up.lengths(found)[0]), dtype=np.float32)
-    for name, value in scores.items():
-        kind, place = name.split("_")
-        (start if kind == "start" else end)[int(place) + found.offset(0)] = value
-    return answers.predict(found, [Logits(start, end)], Rules()).answers["a"]
-
-
-def test_an_answer_is_the_text_of_the_context_as_it_was_written(tokenizer):
-    context = "The  Café\nsat (2,000 cats)."
-    assert answered(tokenizer, context, start_0=9, end_1=1, end_4=9) == "The Café"
-    assert answered(tokenizer, context, start_6=9, end_10=9).startswith("(2")
-
-
-def test_a_span_that_ends_before_it_starts_or_lies_in_the_question_is_not_an_answer(
-    tokenizer,
-):
-    assert answered(tokenizer, "cat sat there", start_2=9, end_0=9, end_2=1) == "there"
-    scores = {"start_-1": 99, "end_-1": 99, "start_1": 3, "end_1": 3}
-    assert answered(tokenizer, "cat sat there", **scores) == "sat"
+    predictions.write(tmp_path)
+    files = {
+        "predictions": predictions.answers,
+        "nbest_predictions": predictions.n_best,
+    }
+    files |= {"null_odds": predictions.null_odds} if rules.version_2 else {}
+    written = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert written == files
 
 
 def test_a_context_without_tokens_has_an_empty_answer(tokenizer):
@@ -145,24 +126,6 @@ def test_a_context_without_tokens_has_an_empty_answer(tokenizer):
         assert [entry["probability"] for entry in predictions.n_best["a"]] == [1.0]
 
 
-def test_the_files_hold_what_the_official_script_reads(tokenizer, dataset, tmp_path):
-    found, _ = make_features(dataset, tokenizer, LIMITS, training=False)
-    names = ["text", "probability", "start_logit", "end_logit"]
-    for version in ("1.1", "2.0"):
-        rules = Rules(squad_version=version)
-        predictions = answers.predict(found, random_logits(found, 2), rules)
-        predictions.write(tmp_path / version)
-        paths = (tmp_path / version).iterdir()
-        read = {path.name: json.loads(path.read_text("utf-8")) for path in paths}
-        assert read.pop("predictions.json") == predictions.answers
-        assert read.pop("nbest_predictions.json") == predictions.n_best
-        odds = {"null_odds.json": predictions.null_odds}
-        assert read == (odds if version == "2.0" else {})
-        for entries in predictions.n_best.values():
-            assert list(entries[0]) == names
-            assert sum(entry["probability"] for entry in entries) == pytest.approx(1)
-
-
 def questions_and_answers(seed, count, unanswerable=0.0):
     generator = random.Random(seed)
     questions, predictions = [], {}
@@ -174,27 +137,23 @@ def questions_and_answers(seed, count, unanswerable=0.0):
         impossible = generator.random() < unanswerable
         questions.append(Question(str(number), "?", 0, () if impossible else given))
         words = generator.choice(given).text.split()
-        kind = generator.random()
-        if kind < 0.3:
-            said = " ".join(words).upper() + "!"
-        elif kind < 0.6:
-            said = " ".join([*words[: generator.randrange(len(words) + 1)], "red"])
-        elif kind < 0.8:
-            said = made_up.prose(generator, 3)
-        else:
-            said = generator.choice(["", "the", "a."])
-        predictions[str(number)] = said
+        predictions[str(number)] = generator.choice([
+            " ".join(words).upper() + "!",
+            " ".join([*words[: generator.randrange(len(words) + 1)], "red"]),
+            made_up.prose(generator, 3),
+            generator.choice(["", "the", "a."]),
+        ])  # fmt: skip
     return questions, predictions
 
 
 def test_scores_equal_torchmetrics_on_a_thousand_random_answers():
     squad = pytest.importorskip("torchmetrics.functional.text").squad
     questions, predictions = questions_and_answers(1, 1000)
-    target = []
-    for question in questions:
-        texts = [answer.text for answer in question.answers]
-        given = {"text": texts, "answer_start": [0] * len(texts)}
-        target.append({"id": question.id, "answers": given})
+    texts = {each.id: [answer.text for answer in each.answers] for each in questions}
+    target = [
+        {"id": id, "answers": {"text": given, "answer_start": [0] * len(given)}}
+        for id, given in texts.items()
+    ]
     said = [{"id": id, "prediction_text": text} for id, text in predictions.items()]
     expected = {name: float(value) for name, value in squad(said, target).items()}
     found = score(questions, predictions)
@@ -242,31 +201,23 @@ def test_scores_of_version_2_equal_the_restatement():
 
 
 def test_an_empty_answer_and_a_missing_one():
-    question = Question("a", "?", 0, (Answer("the", 0),))
+    the, cat = Answer("the", 0), Answer("cat", 4)
+    question = Question("a", "?", 0, (the,))
     # An article alone is no answer.
     assert score([question], {"a": ""}, "2.0")["exact_match"] == 100
-    several = Question("a", "?", 0, (Answer("the", 0), Answer("cat", 4)))
     # Beside a real one it does not count.
+    several = Question("a", "?", 0, (the, cat))
     assert score([several], {"a": ""}, "2.0")["f1"] == 0
-    assert f1("", "the") == 0
-    assert f1("", "the", version_2=True) == 1
-    cat = Question("b", "?", 0, (Answer("cat", 0),))
-    found = score([question, cat], {"b": "The cat!"})
+    assert (f1("", "the"), f1("", "the", version_2=True)) == (0, 1)
+    found = score([question, Question("b", "?", 0, (cat,))], {"b": "The cat!"})
     assert found == {"exact_match": 50.0, "f1": 50.0}
 
 
-def test_normalising_drops_case_punctuation_articles_and_spaces():
-    assert normalise(" The  Cat's-an \n a mat. ") == "catsan mat"
-
-
 def test_the_best_threshold_is_the_one_that_trying_them_all_finds():
-    generator = random.Random(5)
+    generator, some = random.Random(5), (Answer("red cat", 0),)
     for _ in range(60):
-        some = (Answer("red cat", 0),)
-        questions = [
-            Question(str(n), "?", 0, some if generator.random() < 0.6 else ())
-            for n in range(generator.randrange(1, 9))
-        ]
+        given = generator.choices([some, ()], [6, 4], k=generator.randrange(1, 9))
+        questions = [Question(str(n), "?", 0, each) for n, each in enumerate(given)]
         spans = {q.id: generator.choice(["red cat", "cat", "dog"]) for q in questions}
         odds = {q.id: float(generator.randrange(-3, 4)) for q in questions}
         n_best = {name: [{"text": ""}, {"text": span}] for name, span in spans.items()}

@@ -1,6 +1,4 @@
-"""Windows equal a plain re-statement on made-up articles that hold every trap of SQuAD's contexts
-and answers.
-"""
+"""Windows equal a plain re-statement on articles that hold every trap of SQuAD's."""
 
 from __future__ import annotations
 
@@ -12,13 +10,8 @@ import pytest
 
 from bert.data.tokens import WordPiece
 from finetune.squad import data as squad
-from finetune.squad.features import (
-    Limits,
-    collapse,
-    has_most_context,
-    make_features,
-    windows,
-)
+from finetune.squad import features
+from finetune.squad.features import Limits, make_features
 
 from ...refused import refused
 from .. import made_up
@@ -90,7 +83,7 @@ def assert_equal_to_the_restatement(dataset, tokenizer, limits):
         if rows:
             sizes = found.window_start, found.window_length
             spans = [tuple(part[row] for part in sizes) for row in rows]
-            most = has_most_context(spans, len(found.context_of(rows[0]).ids))
+            most = features.has_most_context(spans, len(found.context_of(rows[0]).ids))
             for span, mine, window in zip(spans, most, expected, strict=True):
                 begin, length = span
                 assert mine[begin : begin + length].tolist() == window["most"]
@@ -133,10 +126,10 @@ def test_long_articles_equal_the_restatement_across_windows(tokenizer, limits):
 
 
 def test_prediction_needs_no_answers_and_leaves_nothing_out(tokenizer):
-    dataset = dataset_of(
-        [("The cat sat.", "Who?", ("dog", 0)), ("\u0000 \ufffd", "Who?", None)]
+    items = ("The cat sat.", "Who?", ("dog", 0)), ("\u0000 \ufffd", "Who?", None)
+    found, left_out = make_features(
+        dataset_of(items), tokenizer, Limits(), training=False
     )
-    found, left_out = make_features(dataset, tokenizer, Limits(), training=False)
     assert not left_out
     assert found.starts.tolist() == found.ends.tolist() == [0, 0]
     # A context without tokens is one empty window.
@@ -145,81 +138,78 @@ def test_prediction_needs_no_answers_and_leaves_nothing_out(tokenizer):
 
 def test_limits_without_room_are_an_error():
     with refused("MAX_SEQ_LENGTH=20 leaves no room"):
-        windows(10, 17, Limits(max_seq_length=20))
+        features.windows(10, 17, Limits(max_seq_length=20))
 
 
-def file(tmp_path, questions, version="1.1", **article):
-    path = tmp_path / "squad.json"
-    paragraph = {"context": "The cat sat.", "qas": questions, **article}
+CAT = {"text": "cat", "answer_start": 4}
+QUESTION = {"id": "a", "question": "Who?", "answers": [CAT]}
+NONE = {"id": "b", "question": "Why?", "answers": [], "is_impossible": True}
+PARAGRAPH = {"context": "The cat sat.", "qas": [QUESTION, NONE]}
+
+
+def published(*questions, version="1.1", **paragraph):
+    paragraph = {"context": "The cat sat.", "qas": questions, **paragraph}
     data = [{"title": "x", "paragraphs": [paragraph]}]
-    path.write_text(json.dumps({"version": version, "data": data}))
-    return path
+    return json.dumps({"version": version, "data": data})
 
 
-QUESTION = {
-    "id": "a",
-    "question": "Who?",
-    "answers": [{"text": "cat", "answer_start": 4}],
-}
+def record(question, texts, starts):
+    """As datasets exports a question: with an object of lists as answers."""
+    answers = {"text": texts, "answer_start": starts}
+    return question | {"title": "x", "context": "The cat sat.", "answers": answers}
 
 
-def test_a_file_of_either_version_is_read(tmp_path):
-    dataset = squad.read(file(tmp_path, [QUESTION, {**QUESTION, "id": "b"}]))
-    assert dataset.contexts == ["The cat sat."]
-    assert [question.id for question in dataset.questions] == ["a", "b"]
-    assert dataset.questions[1].answers == (squad.Answer("cat", 4),)
-    none = {"id": "b", "question": "Why?", "answers": [], "is_impossible": True}
-    second = squad.read(file(tmp_path, [QUESTION, none], "v2.0"), "2.0").questions[1]
-    assert second.answers == ()
-    bare = {"id": "c", "question": "When?"}
-    unanswered = squad.read(file(tmp_path, [bare], "mine"), needs_answers=False)
-    assert unanswered.questions[0].answers == ()
+RECORDS = [
+    record(QUESTION, ["cat"], [4]),
+    record({"id": "b", "question": "Why?"}, [], []),
+]
 
 
-@pytest.mark.parametrize(
-    ("questions", "options", "message"),
-    [
-        ([{**QUESTION, "answers": []}], {}, r"qas\[0\] \(a\) has no answer, which training"),
-        ([{"id": "a", "question": "Who?"}], {}, "has no list 'answers'"),
-        ([QUESTION, QUESTION], {}, r"data\[0\].paragraphs\[0\].qas\[1\] repeats the id 'a' of an earlier question"),
-        ([{**QUESTION, "is_impossible": True}], {}, "set SQUAD_VERSION=2.0"),
-        ([{**QUESTION, "is_impossible": 1}], {}, "has no bool 'is_impossible'"),
-        ([{**QUESTION, "id": 7}], {}, "has no str 'id'"),
-        ([{**QUESTION, "answers": [{"text": "cat", "answer_start": True}]}], {}, "has no int 'answer_start'"),
-        ([], {}, "has no questions"),
-        ([QUESTION], {"context": " \n"}, "empty context"),
-        ([QUESTION], {"context": None}, r"data\[0\].paragraphs\[0\] has no str 'context'"),
-    ],
-)  # fmt: skip
-def test_a_wrong_file_is_one_line_that_names_the_place(
-    tmp_path, questions, options, message
+@pytest.mark.parametrize(("text", "options"), [
+    (published(QUESTION, NONE, version="v2.0"), {}),
+    (published(QUESTION, NONE, version="2.0"), {}),
+    (published(QUESTION, {"id": "b", "question": "Why?"}, version="mine"), {"needs_answers": False}),
+    (json.dumps([PARAGRAPH]), {}),
+    (json.dumps(RECORDS), {}),
+    ("\n".join(map(json.dumps, RECORDS)), {}),
+])  # fmt: skip
+def test_a_file_is_read_as_published_and_as_datasets_exports_it(
+    tmp_path, text, options
 ):
+    (tmp_path / "squad.json").write_text(text)
+    dataset = squad.read(tmp_path / "squad.json", "2.0", **options)
+    assert dataset.contexts == ["The cat sat."]
+    answers = {question.id: question.answers for question in dataset.questions}
+    assert answers == {"a": (squad.Answer("cat", 4),), "b": ()}
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (published(QUESTION | {"answers": []}), r"qas\[0\] \(a\) has no answer, which training"),
+    (published({"id": "a", "question": "Who?"}), "has no list 'answers'"),
+    (published(QUESTION, QUESTION), r"data\[0\].paragraphs\[0\].qas\[1\] repeats the id 'a' of an earlier question"),
+    (published(QUESTION | {"is_impossible": True}), "set SQUAD_VERSION=2.0"),
+    (published(QUESTION, version="v2.0"), "is SQuAD 2"),
+    (published(QUESTION | {"is_impossible": 1}), "has no bool 'is_impossible'"),
+    (published(QUESTION | {"id": 7}), "has no str 'id'"),
+    (published(QUESTION | {"answers": [CAT | {"answer_start": True}]}), "has no int 'answer_start'"),
+    (published(), "has no questions"),
+    (published(QUESTION, context=" \n"), "empty context"),
+    (published(QUESTION, context=None), r"data\[0\].paragraphs\[0\] has no str 'context'"),
+    (json.dumps([record(QUESTION, ["red", "cat"], [4])]), "record 1 has 2 texts of answers, but 1 of answer_start"),
+    (json.dumps(RECORDS), r"record 2 \(b\) has no answer"),
+    ("{", "not JSON"),
+    ("[" * 100_000, "not JSON"),
+    ("[1]", r"data\[0\] has no list 'paragraphs'"),
+    ('{"data": [3]}', r"data\[0\] has no list 'paragraphs'"),
+    ("{}", "no list 'data'"),
+    (None, "No such file"),
+])  # fmt: skip
+def test_a_wrong_file_is_one_line_that_names_the_place(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "squad.json").write_text(text)
     with refused(message) as error:
-        squad.read(file(tmp_path, questions, **options))
+        squad.read(tmp_path / "squad.json")
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", r"data\[0\] has no list 'paragraphs'"), ("{}", "no list 'data'"),
-                                               ("[" * 100_000, "not JSON"), ('{"data": [3]}', r"data\[0\] has no list 'paragraphs'")])  # fmt: skip
-def test_what_is_not_squad_is_one_line(tmp_path, text, message):
-    (tmp_path / "x.json").write_text(text)
-    with refused(message):
-        squad.read(tmp_path / "x.json")
-    with refused("No such file"):
-        squad.read(tmp_path / "none.json")
-
-
-def test_a_list_of_paragraphs_is_read(tmp_path):
-    paragraph = {"context": "The cat sat.", "qas": [QUESTION]}
-    (tmp_path / "list.json").write_text(json.dumps([paragraph]))
-    assert squad.read(tmp_path / "list.json") == squad.read(file(tmp_path, [QUESTION]))
-
-
-def test_data_of_version_2_are_not_read_as_1(tmp_path):
-    path = file(tmp_path, [QUESTION], "v2.0")
-    with refused("is SQuAD 2"):
-        squad.read(path)
-    assert squad.read(path, "2.0").questions
 
 
 def test_a_vocabulary_without_special_tokens_is_an_error(tmp_path):
@@ -231,35 +221,4 @@ def test_a_vocabulary_without_special_tokens_is_an_error(tmp_path):
 
 
 def test_only_five_characters_separate_words():
-    assert collapse("a \t b\u202fc\u00a0d\r\n\ne ") == "a b c\u00a0d e"
-
-
-def test_squad_as_datasets_exports_it_is_the_same_data(tmp_path):
-    """A record per question, with an object of lists as answers: one a line, or one JSON list."""
-    context = "The cat was red."
-    published = {"data": [{"paragraphs": [{"context": context, "qas": [
-        {"id": "a", "question": "What?", "answers": [{"text": "red", "answer_start": 12}]},
-        {"id": "b", "question": "Who?", "answers": [], "is_impossible": True},
-    ]}]}]}  # fmt: skip
-    records = [
-        {"id": "a", "title": "x", "context": context, "question": "What?",
-         "answers": {"text": ["red"], "answer_start": [12]}},
-        {"id": "b", "title": "x", "context": context, "question": "Who?",
-         "answers": {"text": [], "answer_start": []}},
-    ]  # fmt: skip
-    texts = [
-        json.dumps(published),
-        json.dumps(records),
-        "\n".join(map(json.dumps, records)),
-    ]
-    found = []
-    for number, text in enumerate(texts):
-        (tmp_path / f"{number}.json").write_text(text)
-        found.append(squad.read(tmp_path / f"{number}.json", "2.0"))
-    assert found[0] == found[1] == found[2]
-    records[0]["answers"] = {"text": ["red", "cat"], "answer_start": [12]}
-    (tmp_path / "short.json").write_text(json.dumps(records))
-    with refused("record 1 has 2 texts of answers, but 1 of answer_start"):
-        squad.read(tmp_path / "short.json", "2.0")
-    with refused(r"record 2 \(b\) has no answer"):
-        squad.read(tmp_path / "2.json", "1.1")
+    assert features.collapse("a \t b\u202fc\u00a0d\r\n\ne ") == "a b c\u00a0d e"
