@@ -11,30 +11,23 @@ import numpy as np
 from bert.data.format import write_records
 from bert.data.records import Metadata, Records
 
-METADATA = Metadata(
-    max_seq_length=64,
-    vocab_md5="ab" * 16,
-    random_seed=12345,
-    dupe_factor=2,
-    source=(("part-0", "cd" * 16),),
-)
+FACTS = {"max_seq_length": 64, "vocab_md5": "ab" * 16, "random_seed": 12345}
+METADATA = Metadata(**FACTS, dupe_factor=2, source=(("part-0", "cd" * 16),))
 
 
 def make_records(num_sequences: int, seed: int = 0) -> Records:
     """Random sequences of 5 to 64 tokens."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(5, 65, num_sequences)
-    masked = [
-        np.sort(rng.choice(np.arange(1, n), size=max(1, n * 15 // 100), replace=False))
-        for n in lengths
-    ]
+    masked = []
+    for n in lengths:
+        count = max(1, n * 15 // 100)
+        masked.append(np.sort(rng.choice(np.arange(1, n), size=count, replace=False)))
     counts = [len(positions) for positions in masked]
     return Records(
         input_ids=rng.integers(1000, 30522, lengths.sum()).astype(np.int16),
         sequence_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        segment_b_start=np.array(
-            [rng.integers(2, n - 1) for n in lengths], dtype=np.int16
-        ),
+        segment_b_start=np.array([rng.integers(2, n - 1) for n in lengths], np.int16),
         masked_lm_positions=np.concatenate([np.zeros(0), *masked]).astype(np.int16),
         masked_lm_ids=rng.integers(1000, 30522, sum(counts)).astype(np.int16),
         masked_lm_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
@@ -86,10 +79,8 @@ def write_habana(file: h5py.File, records: Records) -> None:
         at = masked_at = 0
         for place, i in enumerate(range(*records.row_offsets[row : row + 2])):
             ids, segments, positions, labels = sequences[i]
-            span, masked = (
-                slice(at, at + len(ids)),
-                slice(masked_at, masked_at + len(labels)),
-            )
+            span = slice(at, at + len(ids))
+            masked = slice(masked_at, masked_at + len(labels))
             tables["input_ids"][row, span] = ids
             tables["input_mask"][row, span] = place + 1
             tables["segment_ids"][row, span] = segments

@@ -42,9 +42,8 @@ def test_a_token_beyond_the_vocabulary_is_reported(make_records):
     largest = int(max(records.input_ids.max(), records.masked_lm_ids.max()))
     line = [records], [np.arange(4)], np.arange(4), 48
     assert gather_batch(*line, largest + 1).num_sequences == 4
-    with pytest.raises(
-        DataError, match=f"token ids .* to {largest} .* vocab_size {largest}: "
-    ):
+    ids = f"token ids .* to {largest} .* vocab_size {largest}: "
+    with pytest.raises(DataError, match=ids):
         gather_batch(*line, largest)
 
 
@@ -97,10 +96,8 @@ def test_batches_without_numba_are_the_same_and_a_line_says_so(tmp_path, monkeyp
     assert done.returncode == 0, done.stderr
     assert "bert: warning: data loading runs slower, interpreted" in done.stderr
     records = synthetic_records(4, 512, 1000, packed=True, seed=3)
-    batch, without = (
-        make_batch(records, np.arange(records.num_sequences), 512),
-        torch.load("batch.pt"),
-    )
+    batch = make_batch(records, np.arange(records.num_sequences), 512)
+    without = torch.load("batch.pt")
     for name, value in vars(batch).items():
         assert torch.equal(torch.as_tensor(value), torch.as_tensor(without[name])), name
 
@@ -109,12 +106,10 @@ def test_a_sequence_without_a_pair_has_no_next_sentence(make_records):
     records = make_records(6, packed=False)
     starts = records.segment_b_start.copy()
     starts[[1, 4]] = records.sequence_lengths[[1, 4]]
-    batch = make_batch(
-        dataclasses.replace(records, segment_b_start=starts), np.arange(6), 48
-    )
+    alone = dataclasses.replace(records, segment_b_start=starts)
+    batch = make_batch(alone, np.arange(6), 48)
     expected = records.next_sentence_labels.astype(np.int64)
     expected[[1, 4]] = -100
     assert batch.next_sentence_labels.tolist() == expected.tolist()
-    assert not batch.segment_ids[
-        int(batch.cu_seqlens[1]) : int(batch.cu_seqlens[2])
-    ].any()
+    begin, end = batch.cu_seqlens[1:3].tolist()
+    assert not batch.segment_ids[begin:end].any()

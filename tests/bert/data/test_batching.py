@@ -26,9 +26,8 @@ def bins():
 
 
 def config(**settings):
-    return LoaderConfig(
-        **{"batch_size": 4, "gradient_steps": 2, "max_seq_length": LENGTH, **settings}
-    )
+    usual = {"batch_size": 4, "gradient_steps": 2, "max_seq_length": LENGTH}
+    return LoaderConfig(**usual | settings)
 
 
 def batching_of(source, settings, rank=0, world=1):
@@ -37,9 +36,7 @@ def batching_of(source, settings, rank=0, world=1):
 
 
 def epoch_of(batching, steps):
-    return [
-        pair for n in steps for chosen in batching.step(n) for pair in pairs(chosen)
-    ]
+    return [p for n in steps for chosen in batching.step(n) for p in pairs(chosen)]
 
 
 def pairs(chosen):
@@ -47,28 +44,24 @@ def pairs(chosen):
 
 
 def lengths(source, chosen):
-    return np.array(
-        [source[file].sequence_lengths[number] for file, number in pairs(chosen)]
-    )
+    found = (source[file].sequence_lengths[number] for file, number in pairs(chosen))
+    return np.array([*found])
 
 
 @pytest.mark.parametrize("settings", [{}, BINS, {"exchange_group": 2}])
 def test_a_step_is_the_same_in_turn_and_out_of_turn(bins, settings):
     settings = config(**settings)
     in_turn, out_of_turn = (batching_of(bins, settings, world=2) for _ in range(2))
-    expected = [
-        [pairs(chosen) for chosen in in_turn.step(step)] for step in range(1, 9)
-    ]
+    steps = [in_turn.step(step) for step in range(1, 9)]
+    expected = [[pairs(chosen) for chosen in step] for step in steps]
     for step in (7, 8, 2, 1, 5):
-        assert [pairs(chosen) for chosen in out_of_turn.step(step)] == expected[
-            step - 1
-        ]
+        found = [pairs(chosen) for chosen in out_of_turn.step(step)]
+        assert found == expected[step - 1]
 
 
 def test_bins_give_every_micro_batch_its_share(bins):
-    batching = batching_of(
-        bins, config(batching="bins", batch_size=16, bin_counts="6:3:2:5"), world=2
-    )
+    settings = config(batching="bins", batch_size=16, bin_counts="6:3:2:5")
+    batching = batching_of(bins, settings, world=2)
     for chosen in batching.step(3):
         assert np.bincount(chosen.files).tolist() == [6, 3, 2, 5]
 
@@ -112,11 +105,8 @@ def test_a_group_deals_its_own_sequences_evenly(group, ranks, bins):
         return [chosen for batching in ours for chosen in batching.step(2)]
 
     before, after = dealt(), dealt(exchange_group=group)
-    all_before, all_after = (
-        sorted(pair for chosen in micro_batches for pair in pairs(chosen))
-        for micro_batches in (before, after)
-    )
-    assert all_before == all_after
+    everything = lambda dealt: sorted(p for micro in dealt for p in pairs(micro))  # noqa: E731
+    assert everything(before) == everything(after)
     assert {len(chosen.files) for chosen in after} == {4}
     tokens = [[lengths(bins, chosen).sum() for chosen in of] for of in (before, after)]
     assert np.ptp(tokens[1]) < np.ptp(tokens[0]) / 2

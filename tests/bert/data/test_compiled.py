@@ -24,9 +24,8 @@ def _as_if_started_in(folder):
 def said(folder, module, **environment):
     """Output of ``python -B -m module`` in the folder."""
     before = functools.partial(_as_if_started_in, str(folder))
-    done = Command(
-        module, {"PATH": os.environ["PATH"]} | environment, before=before
-    ).finish()
+    environ = {"PATH": os.environ["PATH"]} | environment
+    done = Command(module, environ, before=before).finish()
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -26,10 +26,9 @@ from bert.pretraining.config import PretrainingConfig
 from bert.training.mlperf import MlperfLog
 from common.env import ConfigError, from_env
 
+from ..plain import CPU
 from ..states import same
 from .sources import Files, fails_at, loader_of
-
-CPU = torch.device("cpu")
 
 
 class _Pipeline:
@@ -45,11 +44,11 @@ class _Pipeline:
             values.fill(-1)
         while not self.ended and len(self.ready) <= self.depth:
             try:
-                self.ready.append(
-                    [[np.array(sample) for sample in field] for field in self.source()]
-                )
+                samples = self.source()
             except StopIteration:
                 self.ended = True
+            else:
+                self.ready.append([[*map(np.array, field)] for field in samples])
         if not self.ready:
             raise StopIteration
         outputs = self.ready.pop(0)
@@ -123,10 +122,8 @@ def _same(left, right):
 def test_batches_are_our_loaders_bit_for_bit_from_any_step_on(
     pipelines, data, first_step
 ):
-    ours, theirs = (
-        data(first_step=first_step),
-        DaliLoader(data(first_step=first_step), CPU, 2),
-    )
+    ours, other = (data(first_step=first_step) for _ in range(2))
+    theirs = DaliLoader(other, CPU, 2)
     kept = []
     for _ in range(7):
         left, right = ours.next_step(), theirs.next_step()
@@ -171,9 +168,8 @@ def test_a_run_by_dali_that_stops_and_resumes_trains_the_same_weights(
         environment["RUN_DIR"] = str(tmp_path / f"run_{len(trained)}")
         Path(environment["RUN_DIR"]).mkdir()
         config = from_env(PretrainingConfig, environment)
-        log = MlperfLog(
-            config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt")
-        )
+        path = Path(environment["RUN_DIR"], "result_0.txt")
+        log = MlperfLog(config.mlperf, True, path)
         with World(config.dist) as world:
             return train.pretrain(config, world, log).step
 
@@ -200,11 +196,11 @@ def test_a_run_by_dali_that_stops_and_resumes_trains_the_same_weights(
 
 def test_without_dali_the_setting_is_an_error_in_one_line(monkeypatch):
     monkeypatch.setattr(dali.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"DATA_LOADER=dali: .* pip install -r requirements/dali\.txt"
-    ) as caught:
-        from_env(LoaderConfig, {"BATCHSIZE": "1", "DATA_LOADER": "dali"})
+    asked = {"BATCHSIZE": "1", "DATA_LOADER": "dali"}
+    cure = r"DATA_LOADER=dali: .* pip install -r requirements/dali\.txt"
+    with pytest.raises(ConfigError, match=cure) as caught:
+        from_env(LoaderConfig, asked)
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="DATA_LOADER='dally'"):
-        from_env(LoaderConfig, {"BATCHSIZE": "1", "DATA_LOADER": "dally"})
+        from_env(LoaderConfig, asked | {"DATA_LOADER": "dally"})
     assert from_env(LoaderConfig, {"BATCHSIZE": "1"}).loader == "thread"

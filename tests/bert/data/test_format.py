@@ -49,9 +49,8 @@ def test_a_file_comes_back_as_written(
     found, metadata = verify_records(tmp_path / "a.hdf5")
     assert_equal(found, records)
     assert metadata == written
-    assert (
-        dataclasses.replace(metadata, content_digest="", multiset_digest="") == METADATA
-    )
+    digests = {"content_digest": "", "multiset_digest": ""}
+    assert dataclasses.replace(metadata, **digests) == METADATA
 
 
 def test_readers_map_the_file_and_copy_nothing(tmp_path: Path) -> None:
@@ -65,11 +64,8 @@ def test_readers_map_the_file_and_copy_nothing(tmp_path: Path) -> None:
 def resident_file_bytes() -> int:
     """Bytes of mapped files that this process holds in memory, also of files on a tmpfs."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return sum(
-        int(line.split()[1]) * 1024
-        for line in lines
-        if line.startswith(("RssFile", "RssShmem"))
-    )
+    of_files = (line for line in lines if line.startswith(("RssFile", "RssShmem")))
+    return sum(int(line.split()[1]) * 1024 for line in of_files)
 
 
 def test_a_released_file_takes_no_memory_and_reads_as_before(tmp_path: Path) -> None:
@@ -90,9 +86,7 @@ def test_selection_and_concatenation_keep_each_sequence() -> None:
     records = make_records(9)
     whole, chosen = sequences_of(records), sequences_of(records.select([8, 0, 8]))
     for found, number in zip(chosen, (8, 0, 8), strict=True):
-        assert all(
-            np.array_equal(a, b) for a, b in zip(found, whole[number], strict=True)
-        )
+        assert all(map(np.array_equal, found, whole[number]))
     parts = [records.select(range(4)), records.select(range(4, 9))]
     assert_equal(concatenate(parts), records)
     rows = concatenate([records.with_rows([0, 2, 9]), records.with_rows([0, 9])])
@@ -103,10 +97,8 @@ def test_multiset_digest_ignores_order_and_adds_up() -> None:
     records = make_records(20)
     order = np.random.default_rng(1).permutation(20)
     assert multiset_digest(records.select(order)) == multiset_digest(records)
-    parts = [
-        multiset_digest(records.select(order[:7])),
-        multiset_digest(records.select(order[7:])),
-    ]
+    halves = order[:7], order[7:]
+    parts = [multiset_digest(records.select(half)) for half in halves]
     assert add_multiset_digests(parts) == multiset_digest(records)
 
 
@@ -231,10 +223,8 @@ def test_a_program_of_version_2_reads_both_and_upgrades_in_place(
     write_records(new, make_records(5), _Metadata2(**dataclasses.asdict(METADATA)))
     assert verify_records(new)[1].language == "de"
     records, metadata = verify_records(old)
-    assert (metadata.language, metadata.content_digest) == (
-        "any",
-        written.content_digest,
-    )
+    assert metadata.language == "any"
+    assert metadata.content_digest == written.content_digest
     kept = {path: path.read_bytes() for path in (new, others)}
     write_index(tmp_path, [old, new])
     main(argparse.Namespace(folder=tmp_path, jobs=1))
@@ -278,9 +268,8 @@ def test_a_failed_write_leaves_nothing(
 
 
 def test_inconsistent_records_are_not_written(tmp_path: Path) -> None:
-    records = dataclasses.replace(
-        make_records(3), segment_b_start=np.zeros(2, np.int16)
-    )
+    starts = np.zeros(2, np.int16)
+    records = dataclasses.replace(make_records(3), segment_b_start=starts)
     with pytest.raises(DataError, match="segment_b_start"):
         write_records(tmp_path / "a.hdf5", records, METADATA)
     assert not list(tmp_path.iterdir())
@@ -443,21 +432,16 @@ def test_wide_ids_are_kept_as_they_are_and_hashed_as_if_narrow_where_they_fit(
     tmp_path: Path,
 ) -> None:
     records = make_records(50, seed=3)
-    assert content_digest(records) == "cf6be7b466d9dfabe77ea2e821171435", (
-        "of files made before there were wide ids"
-    )
+    # Of files made before there were wide ids.
+    assert content_digest(records) == "cf6be7b466d9dfabe77ea2e821171435"
     assert multiset_digest(records) == "d9cbd738871cfd8933a6e5df50069e62"
-    stored = dataclasses.replace(
-        records,
-        input_ids=records.input_ids.astype(np.int32),
-        masked_lm_ids=records.masked_lm_ids.astype(np.int32),
-    )
+    names = "input_ids", "masked_lm_ids"
+    ids = {name: getattr(records, name).astype(np.int32) for name in names}
+    stored = dataclasses.replace(records, **ids)
     assert multiset_digest(stored) == multiset_digest(records)
-    wide = dataclasses.replace(
-        stored,
-        input_ids=stored.input_ids + 40_000,
-        masked_lm_ids=stored.masked_lm_ids + 90_000,
-    )
+    moved = zip(ids.items(), (40_000, 90_000), strict=True)
+    further = {name: values + by for (name, values), by in moved}
+    wide = dataclasses.replace(stored, **further)
     write_records(tmp_path / "a.hdf5", wide, METADATA)
     found, _ = verify_records(tmp_path / "a.hdf5")
     assert_equal(found, wide)

@@ -131,10 +131,8 @@ def test_values_of_variable_length_come_flat_with_their_lengths(tmp_path: Path) 
         file["y"] = np.arange(6).reshape(2, 3)
         file.create_group("z")
     found = hdf5.open_hdf5(tmp_path / "a")
-    assert {name: each.is_ragged for name, each in found.datasets.items()} == {
-        "x": True,
-        "y": False,
-    }
+    kinds = {name: each.is_ragged for name, each in found.datasets.items()}
+    assert kinds == {"x": True, "y": False}
     values, lengths = found.read("x")
     assert (values.tolist(), lengths.tolist()) == ([1, 2, 3], [2, 0, 1])
     assert found.read("y")[0].shape == (2, 3)
@@ -146,7 +144,6 @@ def test_the_reader_is_found_from_any_folder(tmp_path: Path) -> None:
     code += "from bert.data.format import open_records\n"
     code += "print(open_records('a.hdf5')[0].num_sequences)"
     line = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(
-        line, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    options = {"cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run(line, **options)
     assert (done.stdout, done.stderr) == ("3\n", "")

@@ -33,12 +33,10 @@ TOKENS = MaskTokens(CLS, SEP, MASK, WORDS)
 def original(records: Records) -> np.ndarray:
     """The tokens before the records' own masks."""
     tokens = records.input_ids.copy()
-    owner = np.repeat(
-        np.arange(records.num_sequences), np.diff(records.masked_lm_offsets)
-    )
-    tokens[records.sequence_offsets[owner] + records.masked_lm_positions] = (
-        records.masked_lm_ids
-    )
+    counts = np.diff(records.masked_lm_offsets)
+    owner = np.repeat(np.arange(records.num_sequences), counts)
+    places = records.sequence_offsets[owner] + records.masked_lm_positions
+    tokens[places] = records.masked_lm_ids
     return tokens
 
 
@@ -83,17 +81,12 @@ def test_masks_are_15_percent_of_the_text_80_10_10(many: Records) -> None:
     assert abs(len(other) / len(now) - 0.1) < 0.01
     counts = np.bincount(other, minlength=WORDS)
     assert len(counts) == WORDS
-    assert (
-        0.3 * counts.mean()
-        < np.delete(counts, MASK).min()
-        <= counts.max()
-        < 2 * counts.mean()
-    )
+    least, mean = np.delete(counts, MASK).min(), counts.mean()
+    assert 0.3 * mean < least <= counts.max() < 2 * mean
     thirds = np.array_split(np.isin(np.arange(len(tokens)), where)[text], 3)
     assert all(abs(part.mean() - 0.15) < 0.006 for part in thirds), "everywhere alike"
-    assert (plain.input_ids.numpy() == many.input_ids).all(), (
-        "the batch given stays what it was"
-    )
+    # The batch given stays what it was.
+    assert (plain.input_ids.numpy() == many.input_ids).all()
 
 
 def test_another_epoch_file_or_seed_has_other_masks_and_the_same_the_same(
@@ -135,9 +128,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) -> None:
     settings = KINDS[kind] | {"batch_size": 4, "gradient_steps": 2}
-    source = Files(
-        [make_records(40, packed=kind == "packed", seed=n) for n in range(3)]
-    )
+    packed = kind == "packed"
+    source = Files([make_records(40, packed=packed, seed=n) for n in range(3)])
     found: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
     epochs: dict[int, int] = {}
     for world, rank in ((1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)):
@@ -174,18 +166,13 @@ def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) 
 
 def test_every_batch_fits_the_fixed_sizes_of_a_graph() -> None:
     source = Files([synthetic_records(800, LENGTH, WORDS, True, 0)])
-    settings = {
-        "batch_size": 4,
-        "packed": True,
-        "masking": "dynamic",
-        "synthetic": True,
-    }
+    settings = {"batch_size": 4, "packed": True}
+    settings |= {"masking": "dynamic", "synthetic": True}
     config = LoaderConfig(max_seq_length=LENGTH, **settings)
     masks = open_masks(config, source, None, WORDS, seed=1)
     room = graph_capacity(config.capacity, 4)
-    data = loader_of(
-        source, lambda one: static_batch(one, room), masks=masks, **settings
-    )
+    fixed = lambda one: static_batch(one, room)  # noqa: E731
+    data = loader_of(source, fixed, masks=masks, **settings)
     steps = (batch for _ in range(200) for batch in data.next_step())
     most = max(int((batch.masked_labels >= 0).sum()) for batch in steps)
     data.close()
@@ -218,9 +205,8 @@ def dynamic(prepared: dict[str, str]) -> dict[str, str]:
 def test_the_ids_are_the_vocabularys(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_text("##s\n[SEP]\nb\nb\n[MASK]\r\n[CLS]\n[UNK]\n[PAD]")
-    assert MaskTokens.read(path, "") == MaskTokens(cls=5, sep=1, mask=4, size=8), (
-        "by line"
-    )
+    by_line = MaskTokens(cls=5, sep=1, mask=4, size=8)
+    assert MaskTokens.read(path, "") == by_line
     with pytest.raises(DataError, match="made with another vocabulary"):
         MaskTokens.read(path, "0" * 32)
     path.write_text("a\n[SEP]\n")
@@ -238,16 +224,11 @@ def test_a_vocabulary_that_is_not_the_models_is_refused(
     with pytest.raises(ConfigError, match="CHECKPOINTDIR_PHASE1"):
         open_masks(config, source, None, WORDS, seed=1)
     (tmp_path / "vocab.txt").write_text(VOCABULARY)
-    with pytest.raises(
-        DataError, match=f"{WORDS} tokens, bert_config.json vocab_size 200"
-    ):
+    sizes = f"{WORDS} tokens, bert_config.json vocab_size 200"
+    with pytest.raises(DataError, match=sizes):
         open_masks(config, source, tmp_path, 200, seed=1)
-    assert (
-        open_masks(
-            dataclasses.replace(config, masking="static"), source, None, 200, seed=1
-        )
-        is None
-    )
+    static = dataclasses.replace(config, masking="static")
+    assert open_masks(static, source, None, 200, seed=1) is None
 
 
 def test_the_check_names_the_masking(dynamic: dict[str, str], capsys) -> None:
@@ -261,9 +242,8 @@ def test_a_resumed_run_with_dynamic_masks_is_the_run_in_one_piece(dynamic, run_b
         place = {"CHECKPOINT_DIR": str(tmp_path / name), "RESUME": "1"}
         place["RUN_DIR"] = str(tmp_path / f"run of {name}")
         finished = run_bert(dynamic | place | more)
-        assert finished.returncode == (
-            2 if name == "parts" and "MASKING" in more else 0
-        )
+        refused = name == "parts" and "MASKING" in more
+        assert finished.returncode == (2 if refused else 0)
         assert "MASKING dynamic" in finished.stderr or not finished.returncode
         return newest(tmp_path / name)
 
@@ -272,6 +252,5 @@ def test_a_resumed_run_with_dynamic_masks_is_the_run_in_one_piece(dynamic, run_b
     run("parts", MASKING="static")
     assert same(run("parts"), whole)
     static = run("static", MASKING="static")["model"]
-    assert not torch.equal(
-        *(next(iter(of.values())) for of in (static, whole["model"]))
-    )
+    first = next(iter(static))
+    assert not torch.equal(static[first], whole["model"][first])

@@ -23,11 +23,8 @@ METADATA = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_f
 @pytest.fixture
 def folder(tmp_path, make_records):
     for number in range(4):
-        write_records(
-            tmp_path / f"part_{number}.hdf5",
-            make_records(5 + number, number % 2 == 0),
-            METADATA,
-        )
+        records = make_records(5 + number, number % 2 == 0)
+        write_records(tmp_path / f"part_{number}.hdf5", records, METADATA)
     return tmp_path
 
 
@@ -39,9 +36,9 @@ def test_index_and_files_agree(folder):
     without = opened(folder).row_counts()
     write_index(folder, list_shards(folder, "DATADIR"))
     assert np.array_equal(opened(folder).row_counts(), without)
-    assert opened(folder).row_counts().tolist() == [
-        shards.open_records(path)[0].num_rows for path in list_shards(folder, "DATADIR")
-    ]
+    paths = list_shards(folder, "DATADIR")
+    counts = [shards.open_records(path)[0].num_rows for path in paths]
+    assert opened(folder).row_counts().tolist() == counts
 
 
 def test_with_an_index_only_the_first_file_is_opened(folder, monkeypatch):
@@ -67,35 +64,23 @@ def test_a_file_that_is_not_the_one_of_the_index_is_an_error(
     folder, make_records, same_rows
 ):
     write_index(folder, list_shards(folder, "DATADIR"))
-    write_records(
-        folder / "part_1.hdf5",
-        make_records(6 if same_rows else 7, False, seed=9),
-        METADATA,
-    )
+    records = make_records(6 if same_rows else 7, False, seed=9)
+    write_records(folder / "part_1.hdf5", records, METADATA)
     source = opened(folder)
     source.row_counts()
     with pytest.raises(DataError, match=r"part_1\.hdf5 is not the file"):
         _ = source[1]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{}",
-        "[1]",
-        "[" * 100_000,
-        '{"format": "bert-records-index", "version": 1, "files": {"a": 1}}',
-        '{"format": "bert-records-index", "version": 1, "files": {"a": [1e400, "x"]}}',
-    ],
-)
+HEAD = '{"format": "bert-records-index", "version": 1, "files": '
+UNREADABLE = ["", "{}", "[1]", "[" * 100_000, HEAD + '{"a": 1}}']
+UNREADABLE += [HEAD + '{"a": [1e400, "x"]}}', HEAD.replace("1", "99") + "{}}"]
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
 def test_an_index_that_cannot_be_read_is_left_aside(folder, text):
     expected = opened(folder).row_counts()
     (folder / "index.json").write_text(text)
-    assert np.array_equal(opened(folder).row_counts(), expected)
-    (folder / "index.json").write_text(
-        json.dumps({"format": "bert-records-index", "version": 99, "files": {}})
-    )
     assert np.array_equal(opened(folder).row_counts(), expected)
 
 
@@ -143,22 +128,23 @@ def test_bins_are_the_folders_named_by_length(folder, make_records):
     for length in ("128", "48", "256"):
         (folder / length).mkdir()
         write_records(folder / length / "part_0.hdf5", make_records(3, False), METADATA)
-    assert [
-        [path.parent.name for path in files] for files in list_bins(folder, "D")
-    ] == [["48"], ["128"], ["256"]]
+    found = [[path.parent.name for path in files] for files in list_bins(folder, "D")]
+    assert found == [["48"], ["128"], ["256"]]
     with pytest.raises(DataError, match="no bins"):
         list_bins(folder / "128", "DATADIR_PHASE2")
 
 
-def test_offsets_of_a_damaged_file_are_an_error_not_a_crash(make_records, batch_of):
+@pytest.mark.parametrize(
+    ("name", "place", "chosen"),
+    [("sequence_offsets", 3, [2, 3]), ("masked_lm_offsets", 2, [1])],
+)
+def test_offsets_of_a_damaged_file_are_an_error_not_a_crash(
+    name, place, chosen, make_records, batch_of
+):
     records = make_records(5, False)
-    records.sequence_offsets[3] += 10**6
+    getattr(records, name)[place] += 10**6
     with pytest.raises(DataError, match="offsets"):
-        batch_of(records, [2, 3])
-    records = make_records(5, False)
-    records.masked_lm_offsets[2] = 10**6
-    with pytest.raises(DataError, match="offsets"):
-        batch_of(records, [1])
+        batch_of(records, chosen)
 
 
 def test_test_shards_beside_training_shards_are_skipped_with_a_message(
@@ -168,18 +154,14 @@ def test_test_shards_beside_training_shards_are_skipped_with_a_message(
         write_records(tmp_path / f"{name}.hdf5", make_records(3, False), METADATA)
     found = list_shards(tmp_path, "DATADIR_PHASE2")
     assert [path.stem for path in found] == ["wiki_training_0", "wiki_training_1"]
-    told = capsys.readouterr().err
-    assert (
-        told
-        == f"bert: DATADIR_PHASE2={tmp_path}: 2 *_training_* files are used, 1 *_test_* files are not\n"
-    )
+    told, used = capsys.readouterr().err, "2 *_training_* files are used"
+    assert told.startswith(f"bert: DATADIR_PHASE2={tmp_path}: {used}, 1 *_test_* ")
     assert [path.stem for path in list_shards(tmp_path, "EVALDIR")] == ["wiki_test_0"]
     for path in found:
         path.unlink()
     capsys.readouterr()
-    assert [path.stem for path in list_shards(tmp_path, "DATADIR_PHASE2")] == [
-        "wiki_test_0"
-    ]
+    (left,) = list_shards(tmp_path, "DATADIR_PHASE2")
+    assert left.stem == "wiki_test_0"
     assert not capsys.readouterr().err
 
 
@@ -190,11 +172,9 @@ def test_rows_of_no_sequence_are_counted_once_a_file(tmp_path, capsys):
     assert source[0].num_rows == 4
     source._opened.cache_clear()
     assert source[0].num_rows == 4
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
-        f"bert: warning: {tmp_path / 'part_0'}: 2 of 4 rows hold no sequence and are skipped; "
-        "the next row takes the place of each"
-    ]
+    (told,) = capsys.readouterr().err.splitlines()
+    warning = f"bert: warning: {tmp_path / 'part_0'}: 2 of 4 rows hold no sequence"
+    assert told.startswith(warning)
     write_nvidia(tmp_path / "part_1", made_up(0).with_rows([0, 0]), "packed")
     with pytest.raises(DataError, match="1 rows and no sequence"):
         Shards([tmp_path / "part_1"], 512)[0]
