@@ -26,16 +26,14 @@ def _worker(
     queue: Any,
 ) -> None:
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = (
-        "lo"  # not by this machine's name, whose address is others' to change
-    )
+    # Not by this machine's name, whose address is others' to change.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         for size, port in sizes:
             if rank < size:
                 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-                with World(
-                    DistConfig(rank=rank, world_size=size, device="cpu")
-                ) as world:
+                config = DistConfig(rank=rank, world_size=size, device="cpu")
+                with World(config) as world:
                     function(world, *arguments)
     except BaseException:
         queue.put(traceback.format_exc())
@@ -53,21 +51,15 @@ def run_ranks(
     processes = context()
     queue = processes.SimpleQueue()
     worlds = [(size, free_ports()) for size in sizes]
-    workers = [
-        processes.Process(
-            target=_worker, args=(function, rank, worlds, arguments, queue)
-        )
-        for rank in range(max(sizes))
-    ]
+    given = [(function, rank, worlds, arguments, queue) for rank in range(max(sizes))]
+    workers = [processes.Process(target=_worker, args=args) for args in given]
     try:
         for worker in workers:
             worker.start()
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while (
-            any(worker.exitcode is None for worker in workers)
-            and time.monotonic() < deadline
-        ):
-            if any(worker.exitcode for worker in workers):
+        while any(worker.exitcode is None for worker in workers):
+            late = time.monotonic() > deadline
+            if late or any(worker.exitcode for worker in workers):
                 break  # the others may wait for it in vain
             time.sleep(0.05)
         codes = [worker.exitcode for worker in workers]

@@ -50,11 +50,8 @@ def write_in_shards(folder, steps, tensors, **facts):
             "segments": segments,
         }
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        index = {
-            "optimizer": {"num_steps": steps, "shapes": shapes},
-            "step": steps,
-            **facts,
-        }
+        optimizer = {"num_steps": steps, "shapes": shapes}
+        index = {"optimizer": optimizer, "step": steps, **facts}
         part = Part(rank=rank, num_ranks=2, token=steps, abandoned=threading.Event())
         path = part.write(folder, steps, {"shard": shard, "index": index}, keep=9)
     return path

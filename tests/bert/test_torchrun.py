@@ -8,36 +8,20 @@ from pathlib import Path
 
 
 def test_torchrun_alone_trains_to_the_target(prepared, repository, quick_python):
-    environment = prepared | {
-        "TARGET_MLM_ACCURACY": "0.001",
-        "PATH": os.environ["PATH"],
-        "HOME": "/nonexistent",
-    }
+    environment = prepared | {"TARGET_MLM_ACCURACY": "0.001"}
+    environment |= {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     environment |= {
         "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    torchrun = [
-        quick_python,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--no-python",
-    ]
-    done = subprocess.run(
-        [*torchrun, quick_python, "-m", "bert"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    torchrun = [quick_python, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", "--no-python"]
+    options = {"capture_output": True, "text": True, "timeout": 900}
+    command = [*torchrun, quick_python, "-m", "bert"]
+    done = subprocess.run(command, env=environment, **options)
     assert done.returncode == 0, done.stderr
     log = Path(prepared["RUN_DIR"], "result_0.txt").read_text()
     assert log.count('"key": "run_stop"') == 1
     assert '"status": "success"' in log
-    assert '"key": "global_batch_size", "value": 12' in log, (
-        "two ranks of 3 rows that count for 2 sequences"
-    )
+    # Two ranks of 3 rows that count for 2 sequences.
+    assert '"key": "global_batch_size", "value": 12' in log
