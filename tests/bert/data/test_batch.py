@@ -1,7 +1,5 @@
 """A batch holds its sequences unchanged, end to end."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys
@@ -58,11 +56,10 @@ def test_a_token_beyond_the_vocabulary_is_reported(make_records):
         ("masked_lm_offsets", 1, 1 << 20),
         ("segment_b_start", 2, 49),
         ("segment_b_start", 2, -1),
+        ("sequence_offsets", 3, 10**6),
     ],
 )
-def test_offsets_outside_of_the_records_never_reach_compiled_code(
-    make_records, field, index, value
-):
+def test_offsets_outside_are_an_error(make_records, field, index, value):
     records = make_records(4)
     offsets = getattr(records, field).copy()
     offsets[index] = value
@@ -71,7 +68,7 @@ def test_offsets_outside_of_the_records_never_reach_compiled_code(
         make_batch(damaged, np.arange(4), 48)
 
 
-# Of a process that has imported both.
+# In a process that has imported both.
 WITHOUT_NUMBA = """
 import sys
 sys.modules["numba"] = None

@@ -1,7 +1,5 @@
 """Cached machine code is that of the current sources."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys
@@ -10,6 +8,8 @@ import numba
 import pytest
 
 from ...forked import Command
+
+HEAD = "from bert.data.compiled import compiled, is_cached\n"
 
 
 def _as_if_started_in(folder):
@@ -31,42 +31,33 @@ def said(folder, module, **environment):
 
 
 @pytest.mark.parametrize(
-    "chosen", [False, True], ids=["beside the sources", "in NUMBA_CACHE_DIR"]
+    ("low", "high", "chosen"),
+    [("", "", ""), ("", "", "chosen"), ("package.low.", "package.high.", "")],
+    ids=["beside the sources", "in NUMBA_CACHE_DIR", "in another room of the package"],
 )
-def test_a_changed_helper_in_another_file_is_compiled_anew(chosen, tmp_path):
-    head = "from bert.data.compiled import compiled\n"
-    (tmp_path / "caller.py").write_text(
-        f"{head}from helper import helper\n@compiled\ndef caller(x):\n    return helper(x) + 1\nprint(caller(1))\n"
+def test_a_changed_helper_in_another_file_is_compiled_anew(low, high, chosen, tmp_path):
+    helper, caller = (
+        (tmp_path / f"{room}{name}".replace(".", "/")).with_suffix(".py")
+        for room, name in ((low, "helper"), (high, "caller"))
     )
-    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "chosen")} if chosen else {}
+    for file in (helper, caller):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for folder in {file.parent, file.parent.parent} if low else ():
+            (folder / "__init__.py").touch()
+    text = f"from {low}helper import helper\n@compiled\ndef caller(x):\n    return helper(x) + 1\nprint(caller(1))\n"
+    caller.write_text(HEAD + text)
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path / chosen)} if chosen else {}
     for factor in (10, 20):
-        (tmp_path / "helper.py").write_text(
-            f"{head}@compiled\ndef helper(x):\n    return {factor} * x\n"
-        )
-        assert said(tmp_path, "caller", **environment) == f"{factor + 1}\n"
-    folder = tmp_path / ("chosen" if chosen else "__pycache__")
-    assert len(list(folder.glob("numba-*"))) == 2
-
-
-def test_a_changed_helper_in_another_room_of_the_package_is_compiled_anew(tmp_path):
-    head = "from bert.data.compiled import compiled\n"
-    package = tmp_path / "package"
-    for folder in (package, package / "low", package / "high"):
-        folder.mkdir()
-        (folder / "__init__.py").touch()
-    caller = f"{head}from package.low.helper import helper\n@compiled\ndef caller(x):\n    return helper(x) + 1\n"
-    (package / "high" / "caller.py").write_text(caller + "print(caller(1))\n")
-    for factor in (10, 20):
-        (package / "low" / "helper.py").write_text(
-            f"{head}@compiled\ndef helper(x):\n    return {factor} * x\n"
-        )
-        assert said(tmp_path, "package.high.caller") == f"{factor + 1}\n"
+        text = f"{HEAD}@compiled\ndef helper(x):\n    return {factor} * x\n"
+        helper.write_text(text)
+        assert said(tmp_path, f"{high}caller", **environment) == f"{factor + 1}\n"
+    if not low:
+        cache = tmp_path / (chosen or "__pycache__")
+        assert len(list(cache.glob("numba-*"))) == 2
 
 
 def test_whether_machine_code_is_cached_is_known_before_it_is_used(tmp_path):
-    (tmp_path / "caller.py").write_text(
-        "from bert.data.compiled import compiled, is_cached\n@compiled\ndef caller(x):\n    return x + 1\n"
-        "print(is_cached(caller), caller(1), is_cached(caller))\n"
-    )
+    text = "@compiled\ndef caller(x):\n    return x + 1\nprint(is_cached(caller), caller(1), is_cached(caller))\n"
+    (tmp_path / "caller.py").write_text(HEAD + text)
     for before in (False, True):
         assert said(tmp_path, "caller") == f"{before} 2 True\n"

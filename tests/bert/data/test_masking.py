@@ -1,9 +1,9 @@
 """MASKING=dynamic: rates, and masks that depend on seed, epoch and sequence alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
+import re
+from collections import Counter, defaultdict
 from itertools import chain
 from pathlib import Path
 
@@ -16,21 +16,21 @@ from bert.data.batch import make_batch
 from bert.data.format import open_records, write_records
 from bert.data.loader import LoaderConfig, open_masks
 from bert.data.masking import DynamicMasks, MaskTokens, margin
-from bert.data.records import DataError, Records
+from bert.data.records import DataError
 from bert.data.sampler import Chosen
 from bert.data.synthetic import synthetic_records
 from bert.training.graph import graph_capacity, static_batch
 from common.env import ConfigError
 
-from ..states import newest, same
-from .sources import Files, loader_of, sampler_of
+from ..states import folders, newest, same
+from .samples import Files, loader_of, sampler_of
 
 LENGTH, WORDS = 48, 211
 CLS, SEP, MASK = 1, 2, 3
 TOKENS = MaskTokens(CLS, SEP, MASK, WORDS)
 
 
-def original(records: Records) -> np.ndarray:
+def original(records):
     """The tokens before the records' own masks."""
     tokens = records.input_ids.copy()
     counts = np.diff(records.masked_lm_offsets)
@@ -40,26 +40,24 @@ def original(records: Records) -> np.ndarray:
     return tokens
 
 
-def chosen_of(records: Records, epoch: int = 0, file: int = 0) -> Chosen:
+def chosen_of(records, epoch=0, file=0):
     count = records.num_sequences
     return Chosen(np.full(count, file), np.arange(count), np.full(count, epoch))
 
 
 @pytest.fixture(scope="module")
-def many() -> Records:
+def many():
     """Half a million tokens of a vocabulary of 211, each sequence with [CLS] in front and [SEP] at
     the end.
     """
     records = synthetic_records(2000, 512, WORDS, False, 0)
-    starts, ends = records.sequence_offsets[:-1], records.sequence_offsets[1:] - 1
-    free = ~np.isin(records.masked_lm_positions, [0])
-    assert free.all()
-    records.input_ids[starts] = CLS
-    records.input_ids[ends] = SEP
+    assert records.masked_lm_positions.all(), "none at the begin"
+    records.input_ids[records.sequence_offsets[:-1]] = CLS
+    records.input_ids[records.sequence_offsets[1:] - 1] = SEP
     return records
 
 
-def test_masks_are_15_percent_of_the_text_80_10_10(many: Records) -> None:
+def test_masks_are_15_percent_of_the_text_80_10_10(many):
     masks = DynamicMasks(TOKENS, seed=7, capacity=10**9)
     plain = make_batch(many, np.arange(many.num_sequences), 512)
     batch = masks(plain, chosen_of(many))
@@ -89,12 +87,10 @@ def test_masks_are_15_percent_of_the_text_80_10_10(many: Records) -> None:
     assert (plain.input_ids.numpy() == many.input_ids).all()
 
 
-def test_another_epoch_file_or_seed_has_other_masks_and_the_same_the_same(
-    many: Records,
-) -> None:
+def test_another_epoch_file_or_seed_has_other_masks_and_the_same_the_same(many):
     plain = make_batch(many, np.arange(many.num_sequences), 512)
 
-    def drawn(seed: int, epoch: int, file: int) -> frozenset[int]:
+    def drawn(seed, epoch, file):
         batch = DynamicMasks(TOKENS, seed, 10**9)(plain, chosen_of(many, epoch, file))
         return frozenset(batch.masked_positions.tolist())
 
@@ -105,10 +101,10 @@ def test_another_epoch_file_or_seed_has_other_masks_and_the_same_the_same(
         assert 0.13 < common < 0.17, "independent"
 
 
-def test_masks_beyond_the_room_of_a_graph_are_left_out(many: Records) -> None:
+def test_masks_beyond_the_room_of_a_graph_are_left_out(many):
     plain = make_batch(many, np.arange(50), 512)
-    chosen = Chosen(np.zeros(50, np.int64), np.arange(50), np.zeros(50, np.int64))
-    whole, cut = (DynamicMasks(TOKENS, 7, room)(plain, chosen) for room in (10**9, 100))
+    given = plain, chosen_of(many.select(range(50)))
+    whole, cut = (DynamicMasks(TOKENS, 7, room)(*given) for room in (10**9, 100))
     assert cut.num_masked == 100 < whole.num_masked
     assert torch.equal(cut.masked_positions, whole.masked_positions[:100])
     last = int(cut.masked_positions[-1])
@@ -117,21 +113,17 @@ def test_masks_beyond_the_room_of_a_graph_are_left_out(many: Records) -> None:
     assert np.array_equal(cut.input_ids[last + 1 :], original(many)[last + 1 : end])
 
 
-KINDS = {
-    "packed": {"packed": True},
-    "unpacked": {},
-    "binned": {"batching": "bins", "bin_counts": "2:1:1"},
-    "exchanged": {},
-}
+KINDS = {"packed": {"packed": True}, "unpacked": {}, "exchanged": {}}
+KINDS["binned"] = {"batching": "bins", "bin_counts": "2:1:1"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) -> None:
+def test_rank_world_size_and_resumption_change_no_mask(make_records, kind):
     settings = KINDS[kind] | {"batch_size": 4, "gradient_steps": 2}
     packed = kind == "packed"
     source = Files([make_records(40, packed=packed, seed=n) for n in range(3)])
-    found: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
-    epochs: dict[int, int] = {}
+    found = defaultdict(set)  # the tokens of each epoch, file and sequence
+    epochs = Counter()
     for world, rank in ((1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)):
         if kind == "exchanged":
             settings["exchange_group"] = world
@@ -148,37 +140,35 @@ def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) 
             parts = np.split(batch.input_ids.numpy(), ends)
             keys = np.stack([of.epochs, of.files, of.sequences], axis=1).tolist()
             for key, part in zip(keys, parts, strict=True):
-                found.setdefault(tuple(key), set()).add(tuple(part.tolist()))
-                epochs[key[0]] = epochs.get(key[0], 0) + 1
+                found[tuple(key)].add(tuple(part.tolist()))
+                epochs[key[0]] += 1
         resumed = loader_of(source, first_step=5, **made)
         for expected, again in zip(steps[4], resumed.next_step(), strict=True):
             assert torch.equal(expected.input_ids, again.input_ids)
             assert torch.equal(expected.masked_positions, again.masked_positions)
         resumed.close()
     assert all(len(drawn) == 1 for drawn in found.values())
-    # Most sequences were seen by several.
-    assert sum(epochs.values()) > 1.5 * len(found)
+    assert epochs.total() > 1.5 * len(found), "most were seen by several"
     assert min(epochs[0], epochs[1]) > 30
     both = [key for key in found if key[0] == 0 and (1, *key[1:]) in found]
     differing = sum(found[key] != found[(1, *key[1:])] for key in both)
     assert differing > 0.9 * len(both) > 10, "every epoch has masks of its own"
 
 
-def test_every_batch_fits_the_fixed_sizes_of_a_graph() -> None:
+def test_every_batch_fits_the_fixed_sizes_of_a_graph():
     source = Files([synthetic_records(800, LENGTH, WORDS, True, 0)])
-    settings = {"batch_size": 4, "packed": True}
-    settings |= {"masking": "dynamic", "synthetic": True}
-    config = LoaderConfig(max_seq_length=LENGTH, **settings)
+    settings = {"packed": True, "masking": "dynamic", "synthetic": True}
+    config = LoaderConfig(max_seq_length=LENGTH, batch_size=4, **settings)
     masks = open_masks(config, source, None, WORDS, seed=1)
     room = graph_capacity(config.capacity, 4)
     fixed = lambda one: static_batch(one, room)  # noqa: E731
-    data = loader_of(source, fixed, masks=masks, **settings)
+    data = loader_of(source, fixed, masks=masks, batch_size=4, **settings)
     steps = (batch for _ in range(200) for batch in data.next_step())
     most = max(int((batch.masked_labels >= 0).sum()) for batch in steps)
     data.close()
     static = dataclasses.replace(config, masking="static").capacity
-    wider = dataclasses.replace(static, masked=static.masked + margin(4 * LENGTH))
-    assert config.capacity == wider
+    masked = static.masked + margin(4 * LENGTH)
+    assert config.capacity == dataclasses.replace(static, masked=masked)
     # The margin is needed, and enough.
     assert static.masked < most < config.capacity.masked
 
@@ -188,7 +178,7 @@ VOCABULARY = SPECIAL + "".join(f"w{i}\n" for i in range(5, WORDS))
 
 
 @pytest.fixture
-def dynamic(prepared: dict[str, str]) -> dict[str, str]:
+def dynamic(prepared):
     """A run on records whose vocabulary exists."""
     path = Path(prepared["CHECKPOINTDIR_PHASE1"]) / "vocab.txt"
     path.write_text(VOCABULARY)
@@ -196,61 +186,49 @@ def dynamic(prepared: dict[str, str]) -> dict[str, str]:
     for name in ("DATADIR_PHASE2_PACKED", "EVALDIR"):
         for shard in Path(prepared[name]).iterdir():
             records, metadata = open_records(shard)
-            write_records(shard, records.select(range(records.num_sequences)).with_rows(records.row_offsets),
-                          dataclasses.replace(metadata, vocab_md5=md5))  # fmt: skip
+            write_records(shard, records, dataclasses.replace(metadata, vocab_md5=md5))
     scored = ("EVAL_ITER_START_SAMPLES", "EVAL_ITER_SAMPLES", "TARGET_MLM_ACCURACY")
     return prepared | dict.fromkeys(scored, "") | {"MASKING": "dynamic"}
 
 
-def test_the_ids_are_the_vocabularys(tmp_path: Path) -> None:
-    path = tmp_path / "vocab.txt"
+def test_the_ids_are_the_vocabularys(make_records, tmp_path):
+    path, source = tmp_path / "vocab.txt", Files([make_records(40)])
+    config = LoaderConfig(batch_size=4, masking="dynamic", datadir=tmp_path)
+    with pytest.raises(ConfigError, match="CHECKPOINTDIR_PHASE1"):
+        open_masks(config, source, None, WORDS, 1)
     path.write_text("##s\n[SEP]\nb\nb\n[MASK]\r\n[CLS]\n[UNK]\n[PAD]")
     by_line = MaskTokens(cls=5, sep=1, mask=4, size=8)
     assert MaskTokens.read(path, "") == by_line
-    with pytest.raises(DataError, match="made with another vocabulary"):
-        MaskTokens.read(path, "0" * 32)
+    refused = [
+        ("made with another vocabulary", lambda: MaskTokens.read(path, "0" * 32)),
+        ("cannot read the vocabulary", lambda: MaskTokens.read(tmp_path / "x", "")),
+        ("8 tokens, .* vocab_size 7", lambda: open_masks(config, source, tmp_path, 7, 1)),
+    ]  # fmt: skip
+    for said, reads in refused:
+        with pytest.raises(DataError, match=said):
+            reads()
     path.write_text("a\n[SEP]\n")
     with pytest.raises(DataError, match=r"no \[PAD\], \[UNK\], \[CLS\], \[MASK\]"):
         MaskTokens.read(path, "")
-    with pytest.raises(DataError, match="cannot read the vocabulary"):
-        MaskTokens.read(tmp_path / "none", "")
-
-
-def test_a_vocabulary_that_is_not_the_models_is_refused(
-    make_records, tmp_path: Path
-) -> None:
-    source = Files([make_records(40)])
-    config = LoaderConfig(batch_size=4, masking="dynamic", datadir=tmp_path)
-    with pytest.raises(ConfigError, match="CHECKPOINTDIR_PHASE1"):
-        open_masks(config, source, None, WORDS, seed=1)
-    (tmp_path / "vocab.txt").write_text(VOCABULARY)
-    sizes = f"{WORDS} tokens, bert_config.json vocab_size 200"
-    with pytest.raises(DataError, match=sizes):
-        open_masks(config, source, tmp_path, 200, seed=1)
     static = dataclasses.replace(config, masking="static")
-    assert open_masks(static, source, None, 200, seed=1) is None
+    assert open_masks(static, source, None, 200, 1) is None
 
 
-def test_the_check_names_the_masking(dynamic: dict[str, str], capsys) -> None:
+def test_the_check_names_the_masking(dynamic, capsys):
     assert main(["--check"], dynamic) == 0
-    named = "MASKING=dynamic: other masks every epoch, token 3 of 211 is [MASK]"
-    assert named in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert re.search(r"MASKING=dynamic: .* token 3 of 211 is \[MASK\]", said)
 
 
-def test_a_resumed_run_with_dynamic_masks_is_the_run_in_one_piece(dynamic, run_bert, tmp_path):  # fmt: skip
-    def run(name: str, **more: str) -> dict:
-        place = {"CHECKPOINT_DIR": str(tmp_path / name), "RESUME": "1"}
-        place["RUN_DIR"] = str(tmp_path / f"run of {name}")
-        finished = run_bert(dynamic | place | more)
-        refused = name == "parts" and "MASKING" in more
-        assert finished.returncode == (2 if refused else 0)
-        assert "MASKING dynamic" in finished.stderr or not finished.returncode
+def test_a_resumed_run_has_the_masks_of_one_piece(dynamic, run_bert, tmp_path):
+    def run(name, status=0, **more):
+        place = folders(tmp_path, name)
+        done = run_bert(dynamic, status=status, RESUME="1", **place, **more)
+        assert "MASKING dynamic" in done.stderr or not status
         return newest(tmp_path / name)
 
     whole = run("whole")
     run("parts", STEPS_THIS_RUN="3")
-    run("parts", MASKING="static")
+    run("parts", 2, MASKING="static")
     assert same(run("parts"), whole)
-    static = run("static", MASKING="static")["model"]
-    first = next(iter(static))
-    assert not torch.equal(static[first], whole["model"][first])
+    assert not same(run("static", MASKING="static")["model"], whole["model"])

@@ -1,7 +1,5 @@
 """Packing: rows hold each sequence once, keep their limits, and are as full as promised."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -14,7 +12,7 @@ from bert.data.records import DataError
 from bert.data.synthetic import wikipedia_like_lengths
 
 
-def wikipedia_lengths(num_sequences: int) -> np.ndarray:
+def wikipedia_lengths(num_sequences):
     """Lengths like MLPerf's Wikipedia: mean 254.5, 23.5% of 512 tokens, the others Beta(1.1, 2.164)
     on 5 to 511.
     """
@@ -27,42 +25,34 @@ def wikipedia_lengths(num_sequences: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(lengths)
 
 
-def assert_rows(
-    lengths: np.ndarray, order: np.ndarray, rows: np.ndarray, max_tokens: int, most: int
-) -> float:
+def assert_rows(lengths, order, rows, max_tokens, most):
     """Checks rows; returns their share of real tokens."""
     assert np.array_equal(np.sort(order), np.arange(len(lengths)))
-    assert rows[0] == 0
-    assert rows[-1] == len(lengths)
+    assert (rows[0], rows[-1]) == (0, len(lengths))
     per_row = np.diff(rows)
-    assert per_row.min(initial=1) >= 1
-    assert per_row.max(initial=0) <= most
+    assert 1 <= per_row.min(initial=1) <= per_row.max(initial=1) <= most
     tokens = np.diff(np.concatenate([[0], np.cumsum(lengths[order])])[rows])
     assert tokens.max(initial=0) <= max_tokens
     return float(lengths.sum() / (max_tokens * max(1, len(per_row))))
 
 
 @pytest.mark.parametrize(("most", "full"), [(3, 0.999), (4, 0.9995)])
-def test_wikipedia_packs_as_full_as_promised(most: int, full: float) -> None:
+def test_wikipedia_packs_as_full_as_promised(most, full):
     lengths = wikipedia_lengths(300_000)
     order, rows = pack(lengths, 512, most)
     assert assert_rows(lengths, order, rows, 512, most) >= full
 
 
-@given(
-    st.lists(st.integers(1, 64), max_size=60), st.integers(1, 5)
-)  # fmt: skip
+@given(st.lists(st.integers(1, 64), max_size=60), st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
-def test_any_lengths_pack_within_the_limits(lengths: list[int], most: int) -> None:
+def test_any_lengths_pack_within_the_limits(lengths, most):
     array = np.array(lengths, dtype=np.int64)
     assert_rows(array, *pack(array, 64, most), 64, most)
 
 
-def test_packing_is_deterministic_and_tells_equal_lengths_by_their_place() -> None:
+def test_packing_is_deterministic_and_tells_equal_lengths_by_their_place():
     lengths = wikipedia_lengths(5_000)
-    first, again = pack(lengths), pack(lengths)
-    assert np.array_equal(first[0], again[0])
-    assert np.array_equal(first[1], again[1])
+    assert all(map(np.array_equal, pack(lengths), pack(lengths)))
     counts = np.bincount(lengths, minlength=513)
     patterns, amounts = plan(counts, 512, 3)
     assert (patterns.sum(axis=1) <= 512).all()
@@ -73,25 +63,23 @@ def test_packing_is_deterministic_and_tells_equal_lengths_by_their_place() -> No
 
 @pytest.mark.parametrize(
     ("lengths", "most", "rows"),
-    [([512] * 7, 3, 7), ([256] * 8, 3, 4), ([170] * 9, 3, 3), ([1] * 9, 3, 3), ([500, 12, 300, 212], 3, 2), ([], 3, 0),
-     ([128] * 8, 4, 2), ([100] * 5, 1, 5)],
+    [
+        ([512] * 7, 3, 7), ([256] * 8, 3, 4), ([170] * 9, 3, 3), ([1] * 9, 3, 3), ([], 3, 0),
+        ([128] * 8, 4, 2), ([100] * 5, 1, 5), ([500, 12, 300, 212], 3, 2),
+    ],
 )  # fmt: skip
-def test_small_cases_take_the_fewest_rows(
-    lengths: list[int], most: int, rows: int
-) -> None:
+def test_small_cases_take_the_fewest_rows(lengths, most, rows):
     assert len(pack(np.array(lengths, dtype=np.int64), 512, most)[1]) - 1 == rows
 
 
 @pytest.mark.parametrize("lengths", [[0, 5], [5, 513], [-1]])
-def test_a_length_out_of_range_is_refused(lengths: list[int]) -> None:
+def test_a_length_out_of_range_is_refused(lengths):
     with pytest.raises(DataError, match="do not fit"):
         pack(lengths)
 
 
 @pytest.mark.parametrize("count", [192, 768, 10_000])
-def test_best_fit_alone_packs_nearly_as_full_as_can_be_and_without_scipy(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_best_fit_packs_nearly_as_full_without_scipy(count, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     lengths = wikipedia_like_lengths(count, 512, np.random.default_rng(0))
     order, rows = pack(lengths, 512, 3, program=False)

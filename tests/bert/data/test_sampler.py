@@ -1,7 +1,5 @@
 """Every row once per epoch, for any number of ranks; a pure function of seed and step."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -13,14 +11,18 @@ from bert.data.records import DataError
 from bert.data.sampler import Sampler
 
 
-def _rows(counts, rows_per_step, seed, world, steps):
-    numbers, size = np.array(counts), (rows_per_step, seed)
-    ranks = [Sampler(numbers, *size, rank, world) for rank in range(world)]
-    return [
-        [(f, int(r)) for f, rows in s.rows(step) for r in rows]
-        for step in steps
-        for s in ranks
-    ]
+def _ranks(counts, rows_per_step, seed, world, **order):
+    size = np.array(counts), rows_per_step, seed
+    return [Sampler(*size, rank, world, **order) for rank in range(world)]
+
+
+def _dealt(sampler, step):
+    return [(file, int(row)) for file, rows in sampler.rows(step) for row in rows]
+
+
+def _rows(*size, steps):
+    ranks = _ranks(*size)
+    return [_dealt(sampler, step) for step in steps for sampler in ranks]
 
 
 @given(
@@ -34,9 +36,8 @@ def test_an_epoch_deals_each_row_at_most_once_and_leaves_out_less_than_a_step(
 ):
     if sum(counts) // world < rows_per_step:
         return
-    sampler = Sampler(np.array(counts), rows_per_step, seed, 0, world)
-    steps = range(1, sampler.steps_per_epoch + 1)
-    dealt = _rows(counts, rows_per_step, seed, world, steps)
+    size = counts, rows_per_step, seed, world
+    dealt = _rows(*size, steps=range(1, _ranks(*size)[0].steps_per_epoch + 1))
     flat = [row for rows in dealt for row in rows]
     assert all(len(rows) == rows_per_step for rows in dealt)
     assert len(set(flat)) == len(flat)
@@ -46,37 +47,28 @@ def test_an_epoch_deals_each_row_at_most_once_and_leaves_out_less_than_a_step(
 
 def test_epochs_and_seeds_differ_and_repeat():
     counts = [50, 50]
-    one = _rows(counts, 10, 1, 1, range(1, 11))
+    one, again = (_rows(counts, 10, 1, 1, steps=range(1, 11)) for _ in range(2))
     everything = [(f, r) for f in (0, 1) for r in range(50)]
     assert sorted(itertools.chain(*one)) == everything
-    assert _rows(counts, 10, 1, 1, range(1, 11)) == one
-    assert _rows(counts, 10, 2, 1, range(1, 11)) != one
-    second = _rows(counts, 10, 1, 1, range(11, 21))
+    assert again == one
+    assert _rows(counts, 10, 2, 1, steps=range(1, 11)) != one
+    second = _rows(counts, 10, 1, 1, steps=range(11, 21))
     assert second != one
     assert sorted(itertools.chain(*second)) == everything
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 12])
-def test_other_ranks_that_continue_a_run_take_the_rows_that_each_step_would_have_had(
+def test_other_ranks_that_continue_a_run_take_the_rows_of_each_step(
     world,
 ):
     counts, steps = [17, 40, 23, 31], range(1, 12)  # more than an epoch
-    before = _rows(counts, 3, 7, 4, steps)  # of four ranks
-    share, order = 12 // world, {"shard_order": (4, 3)}
-    ranks = [
-        Sampler(np.array(counts), share, 7, rank, world, **order)
-        for rank in range(world)
-    ]
-    after = [
-        [(f, int(r)) for s in ranks for f, rows in s.rows(step) for r in rows]
-        for step in steps
-    ]
-    for s in ranks:
-        assert sum(len(rows) for _, rows in s.rows(1)) == share
-    assert after == [
-        list(itertools.chain(*before[4 * n : 4 * n + 4])) for n in range(len(steps))
-    ]
-    assert {s.epoch(step) for s in ranks for step in steps} == {0, 1}
+    ranks = _ranks(counts, 12 // world, 7, world, shard_order=(4, 3))
+    assert {len(_dealt(sampler, 1)) for sampler in ranks} == {12 // world}
+    before = _rows(counts, 3, 7, 4, steps=steps)  # of four ranks
+    for number, step in enumerate(steps):
+        whole = itertools.chain(*before[4 * number : 4 * number + 4])
+        assert [row for sampler in ranks for row in _dealt(sampler, step)] == [*whole]
+    assert {sampler.epoch(step) for sampler in ranks for step in steps} == {0, 1}
 
 
 def test_a_step_that_cannot_be_filled_is_an_error():
