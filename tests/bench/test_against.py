@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..bert.optim import apex_stand_in
+from ..bert.optim.test_apex import installed  # noqa: F401 (a fixture)
 
 GPU_PAIRS = (
     "fused against reference",
@@ -79,8 +79,8 @@ class FusedDenseGeluDense(nn.Module):
         return F.linear(hidden, self.weight2, self.bias2)
 
 
+@pytest.mark.usefixtures("installed")
 def test_each_of_apex_runs_beside_ours_and_pytorchs(bench, monkeypatch):
-    apex_stand_in.install(monkeypatch)
     for path, has in (
         ("apex.contrib", None),
         ("apex.contrib.layer_norm", FastLayerNorm),

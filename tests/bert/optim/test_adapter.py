@@ -2,8 +2,6 @@
 state is in checkpoints.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 
@@ -18,8 +16,10 @@ from bert.optim.flat import ListRule
 from bert.optim.rules import Rule, is_decayed
 from bert.optim.sharded import WholeOptimizer
 from bert.pretraining import resume
+from bert.pretraining.config import PretrainingConfig
+from bert.pretraining.memory import Plan, estimate
 from bert.training.step import preserved
-from common.env import ConfigError
+from common.env import ConfigError, from_env
 
 from ..plain import CPU, alone
 from ..states import same
@@ -33,9 +33,9 @@ class Theirs(torch.optim.Optimizer):
     numbers on the host, entries of the optimizer itself, states that each step makes anew.
     """
 
-    def __init__(self, params, lr=0.1, weight_decay=0.1, late=None):
+    def __init__(self, params, lr=0.1, weight_decay=0.1, late=None, adds=None):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-        self.late = late
+        self.late, self.adds = late, adds
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -53,24 +53,19 @@ class Theirs(torch.optim.Optimizer):
                 state["rows"] += p.grad.double().view(len(p), -1).square().sum(1)
                 state["weight"] = 0.5 * state["weight"] + 0.25
                 if group["step"] == self.late:
-                    state["late"] = torch.ones(())
+                    state["late"] = self.adds
                 scale = state["rows"].sqrt().float().view(-1, *[1] * (p.dim() - 1))
                 p.sub_(group["lr"] * state["momentum"] * state["weight"] / scale)
                 p.sub_(group["lr"] * group["weight_decay"] * p / group["step"])
                 p.sub_(1e-3 * self.state["steps"])
 
 
-TORCH = {
-    "Adadelta": {},
-    "Adafactor": {},
+TORCH = {name: {} for name in ("Adadelta", "Adafactor", "Adamax", "ASGD", "RAdam", "Rprop")}  # fmt: skip
+TORCH |= {
     "Adagrad": {"initial_accumulator_value": 0.1},
-    "Adamax": {},
     "AdamW": {"amsgrad": True, "foreach": True},
-    "ASGD": {},
     "NAdam": {"weight_decay": 0.1, "decoupled_weight_decay": True},
-    "RAdam": {},
     "RMSprop": {"momentum": 0.9, "centered": True},
-    "Rprop": {},
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
 }
 
@@ -88,16 +83,11 @@ MAKERS = {
 
 
 def _rule(make):
-    class Made(Adapter):
-        def make(self, groups, config):
-            return make(groups)
-
-    return Made
+    return type("Made", (Adapter,), {"make": lambda self, groups, config: make(groups)})
 
 
 def _weights():
-    drawn = zip(SHAPES, _draw(0), strict=True)
-    return {name: nn.Parameter(values) for name, values in drawn}
+    return dict(zip(SHAPES, map(nn.Parameter, _draw(0)), strict=True))
 
 
 def _draw(seed):
@@ -166,57 +156,30 @@ def test_a_step_that_overflows_changes_nothing():
     assert same(before, [*optimizer.state_tensors()])
 
 
-def _lists(groups):
-    optimizer = torch.optim.AdamW(groups)
-    step = optimizer.step
-
-    def with_lists():
-        step()
-        for state in optimizer.state.values():
-            state["history"] = [state["step"]]
-
-    optimizer.step = with_lists
-    return optimizer
-
-
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("rule", "words"),
     [
-        (lambda groups: torch.optim.LBFGS(groups[0]["params"]), "closure"),
-        (_lists, "history is a list"),
+        (_rule(lambda groups: torch.optim.LBFGS(groups[0]["params"])), "closure"),
+        (_rule(lambda groups: Theirs(groups, late=1, adds=[1.0])), "late is a list"),
+        # As one that holds an optimizer whose state nobody saves.
+        (type("Forgetful", (Rule,), {"needs_whole": True}), "Forgetful registers no state"),
     ],
-)
-def test_what_it_cannot_save_is_refused_before_the_first_step(make, words):
+)  # fmt: skip
+def test_what_it_cannot_save_is_refused_before_the_first_step(rule, words):
     with pytest.raises(ConfigError, match=words):
-        _engine(_rule(make))
+        _engine(rule)
 
 
 def test_state_that_appears_later_ends_the_run_rather_than_be_lost():
-    optimizer = _engine(_rule(lambda groups: Theirs(groups, late=3)))
+    optimizer = _engine(
+        _rule(lambda groups: Theirs(groups, late=3, adds=torch.ones(())))
+    )
     _take(optimizer, range(2))
     with pytest.raises(ConfigError, match="Theirs: late appears after the first step"):
         _take(optimizer, [2])
 
 
-class Forgetful(Rule):
-    """As one that holds an optimizer whose state nobody saves."""
-
-    needs_whole = True
-
-
-def test_a_rule_without_state_is_refused_unless_it_says_so():
-    with pytest.raises(ConfigError, match="Forgetful registers no state"):
-        _engine(Forgetful)
-    _engine(type("Plain", (Forgetful,), {"stateless": True}))
-
-
-def test_it_runs_outside_of_graphs_and_its_steps_are_no_warm_start(
-    monkeypatch, prepared, tmp_path
-):
-    from bert.pretraining.config import PretrainingConfig
-    from bert.pretraining.memory import Plan, estimate
-    from common.env import from_env
-
+def test_it_runs_outside_of_graphs_and_starts_cold(monkeypatch, prepared, tmp_path):
     monkeypatch.setitem(RULES, "nadam", (_rule(MAKERS["NAdam"]), ""))
     config = from_env(PretrainingConfig, prepared | {"SHARD_OPTIMIZER": "0"})
     nadam = optim.OptimizerConfig(optimizer="nadam", sharded=False)
@@ -224,10 +187,10 @@ def test_it_runs_outside_of_graphs_and_its_steps_are_no_warm_start(
     assert not config.uses_graph
     with pytest.raises(ConfigError, match="OPTIMIZER=nadam takes steps on the host"):
         config.check_device(uses_graph=True)
-    adamw = optim.OptimizerConfig(optimizer="adamw", sharded=False)
     plan = Plan.of(config)
-    expected = estimate(dataclasses.replace(plan, optimizer=adamw))
-    assert estimate(plan)["states"] == expected["states"]  # two moments and masters
+    adamw = optim.OptimizerConfig(optimizer="adamw", sharded=False)
+    adamw = dataclasses.replace(plan, optimizer=adamw)
+    assert estimate(plan)["states"] == estimate(adamw)["states"]  # moments and masters
     saved = tmp_path / "step_0000000001.pt"
     state = _engine(_rule(MAKERS["NAdam"])).state_dict()
     torch.save({"optimizer": state, "run": {"OPTIMIZER": "nadam"}}, saved)

@@ -1,10 +1,5 @@
-"""OPTIMIZER=apex_lamb is LAMB: on a stand-in for apex's kernels, which need a GPU, and on apex's own
-class where its sources are at hand.
-"""
+"""OPTIMIZER=apex_lamb is LAMB: on a stand-in for apex, whose kernels need a GPU."""
 
-from __future__ import annotations
-
-import os
 import sys
 import types
 
@@ -19,21 +14,78 @@ from bert.optim.rules import LambConfig
 from bert.optim.sharded import WholeOptimizer
 from common.env import ConfigError
 
-from ..plain import alone
+from ..plain import alone, close
 from ..states import same
-from . import apex_stand_in
 
 SHAPES = {"a.weight": (7, 3), "a.bias": (5,), "LayerNorm.weight": (5,)}
 SHAPES["zero.weight"] = (4,)
 LOW = torch.bfloat16, torch.float16
 
 
-@pytest.fixture(params=["stand-in", "apex's own class"])
-def installed(request, monkeypatch):
-    own_sources = request.param != "stand-in"
-    if own_sources and "APEX_SOURCES" not in os.environ:
-        pytest.skip("APEX_SOURCES names no checkout of NVIDIA's apex")
-    apex_stand_in.install(monkeypatch, own_sources)
+class FusedMixedPrecisionLamb(torch.optim.Optimizer):
+    """In the interface of apex's: rate and step count of each group are tensors on the device; a
+    GradScaler gives scale and overflow. The arithmetic is that of its kernels.
+    """
+
+    def __init__(
+        self, params, lr, betas, eps, max_grad_norm, use_nvlamb, reduced_precision_dtype, weight_decay=0.01
+    ):  # fmt: skip
+        assert isinstance(lr, float)
+        defaults = {"lr": torch.tensor(lr), "step": torch.tensor([0], dtype=torch.int), "betas": betas, "eps": eps,
+                    "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}  # fmt: skip
+        super().__init__(params, defaults)
+        for group in self.param_groups:
+            group |= {name: group[name].clone() for name in ("lr", "step")}
+        self.use_nvlamb, self.dtype = use_nvlamb, reduced_precision_dtype
+        self.param_groups_full_precision = []
+
+    @torch.no_grad()
+    def step(self, closure=None, grad_scaler=None):
+        groups = self.param_groups
+        if not self.dtype:
+            self.param_groups_full_precision = groups
+        gradients = [p.grad for group in groups for p in group["params"]]
+        found = grad_scaler._check_inf_per_device(self)[gradients[0].device]
+        scale = grad_scaler._get_scale_async()
+        norm = torch.stack([g.float().norm() for g in gradients]).norm()
+        clip = (norm / (self.defaults["max_grad_norm"] * scale)).clamp(min=1.0)
+        for group, full in zip(groups, self.param_groups_full_precision, strict=True):
+            # The kernel reads one number each of these on the device.
+            for tensor in (group["lr"], found, scale):
+                assert (tensor.dtype, tensor.numel()) == (torch.float32, 1)
+            assert group["step"].dtype == torch.int32
+            group["step"] += (found.int() != 1).to(torch.int)
+            for weights, p in zip(group["params"], full["params"], strict=True):
+                if not found:
+                    self._update(group, weights, p, scale.reciprocal() / clip)
+
+    def _update(self, group, weights, p, factor):
+        m, v = (self.state[weights][name] for name in ("exp_avg", "exp_avg_sq"))
+        assert p.dtype == m.dtype == v.dtype == torch.float32
+        # One type, T of the kernel: of gradients, and of the weights that it writes.
+        g = weights.grad
+        assert g.dtype == weights.dtype == (self.dtype or torch.float32)
+        scaled, (beta1, beta2) = g.float() * factor, group["betas"]
+        m.mul_(beta1).add_(scaled, alpha=1 - beta1)
+        v.mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)
+        corrections = [1 - beta ** int(group["step"]) for beta in group["betas"]]
+        direction = (m / corrections[0]) / ((v / corrections[1]).sqrt() + group["eps"])
+        # Kept in the gradient's place and type, between the two passes.
+        g.copy_(direction + group["weight_decay"] * p)
+        ratio = torch.ones(())
+        if self.use_nvlamb or group["weight_decay"] != 0:
+            norms = p.norm(), g.float().norm()
+            ratio = norms[0] / norms[1] if all(norms) else ratio
+        p.sub_(group["lr"] * ratio * g.float())
+        weights.copy_(p)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """``import apex`` finds the stand-in."""
+    for name in ("amp_C", "apex", "apex.optimizers"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["apex.optimizers"].FusedMixedPrecisionLamb = FusedMixedPrecisionLamb
 
 
 def _optimizer(name, dtype, accumulate=False, ratio="decayed"):
@@ -64,20 +116,17 @@ def _take(optimizer, steps):
 def _assert_same(ours, theirs, rounding=0.0):
     """rounding: of the directions."""
     assert ours["num_steps"] == theirs["num_steps"]
-    for part in ("masters", "first_moments", "second_moments"):
-        slack = rounding if part == "masters" else 0.0
-        for name, tensor in ours[part].items():
-            close = {"atol": 1e-6 + slack, "rtol": 1e-5, "msg": f"{part} {name}"}
-            torch.testing.assert_close(theirs[part][name], tensor, **close)
+    close(theirs["masters"], ours["masters"], 1e-6 + rounding, 1e-5)
+    for part in ("first_moments", "second_moments"):
+        close(theirs[part], ours[part], 1e-6, 1e-5)
 
 
 @pytest.mark.parametrize("ratio", ["decayed", "all"])
 @pytest.mark.parametrize("accumulate", [False, True], ids=["one", "accumulated"])
 @pytest.mark.parametrize("dtype", [torch.float32, *LOW])
 def test_it_takes_our_steps_and_skips_an_overflow(dtype, accumulate, ratio, installed):
-    ours, theirs = (
-        _optimizer(name, dtype, accumulate, ratio) for name in ("lamb", "apex_lamb")
-    )
+    given = dtype, accumulate, ratio
+    ours, theirs = (_optimizer(name, *given) for name in ("lamb", "apex_lamb"))
     for optimizer in (ours, theirs):
         _take(optimizer, range(6))
     assert int(ours.num_steps) == 5
@@ -89,9 +138,8 @@ def test_it_takes_our_steps_and_skips_an_overflow(dtype, accumulate, ratio, inst
 
 
 def test_checkpoints_resume_to_the_bit_and_go_from_one_to_the_other(installed):
-    whole, first, second, lamb = (
-        _optimizer(name, torch.bfloat16) for name in (*["apex_lamb"] * 3, "lamb")
-    )
+    names = *["apex_lamb"] * 3, "lamb"
+    whole, first, second, lamb = (_optimizer(name, torch.bfloat16) for name in names)
     _take(whole, range(6))
     _take(first, range(3))
     for other in (second, lamb):
@@ -101,31 +149,23 @@ def test_checkpoints_resume_to_the_bit_and_go_from_one_to_the_other(installed):
     _assert_same(whole.state_dict(), lamb.state_dict(), 2e-3)
 
 
-def test_without_apex_or_with_another_package_of_that_name_one_line_says_how_it_comes(
-    monkeypatch,
-):
-    apex_stand_in.install(monkeypatch)
+def test_it_needs_apex_a_gpu_and_whole_parameters_and_logs_lamb(installed, monkeypatch):
+    asked, gpu = {"optimizer": "apex_lamb"}, torch.device("cuda")
+    whole = optim.OptimizerConfig(**asked, sharded=False)
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        whole.check(torch.device("cpu"))
+    with pytest.raises(ConfigError, match="set SHARD_OPTIMIZER=0"):
+        optim.OptimizerConfig(**asked).check(gpu)
+    whole.check(gpu)
+    assert whole.hyperparameters() == optim.OptimizerConfig().hyperparameters()
+    assert apex.ApexRule.capturable
     absent = {
         "amp_C": None,  # built without extensions
         "apex.optimizers": types.ModuleType("apex.optimizers"),  # another package
         "apex": None,
     }
-    asked = optim.OptimizerConfig(optimizer="apex_lamb", sharded=False)
+    said = r"^OPTIMIZER=apex_lamb needs .*NGC.*PyPI.*OPTIMIZER=lamb$"
     for name, module in absent.items():
         monkeypatch.setitem(sys.modules, name, module)
-        with pytest.raises(ConfigError, match=r"NGC's PyTorch image has it") as error:
-            asked.check(torch.device("cuda"))
-        assert "PyPI's apex is another project" in str(error.value)
-        assert "\n" not in str(error.value)
-
-
-def test_it_needs_a_gpu_and_whole_parameters_and_logs_lamb(monkeypatch):
-    apex_stand_in.install(monkeypatch)
-    whole = optim.OptimizerConfig(optimizer="apex_lamb", sharded=False)
-    with pytest.raises(ConfigError, match="needs a GPU"):
-        whole.check(torch.device("cpu"))
-    with pytest.raises(ConfigError, match="set SHARD_OPTIMIZER=0"):
-        optim.OptimizerConfig(optimizer="apex_lamb").check(torch.device("cuda"))
-    whole.check(torch.device("cuda"))
-    assert whole.hyperparameters() == optim.OptimizerConfig().hyperparameters()
-    assert apex.ApexRule.capturable
+        with pytest.raises(ConfigError, match=said):
+            whole.check(gpu)

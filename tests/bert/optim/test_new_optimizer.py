@@ -2,20 +2,18 @@
 shape of what it has a part of. Both are examples for CONTRIBUTING.md.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from bert import optim
-from bert.core.dist import DistConfig, World
 from bert.optim import RULES
 from bert.optim.rules import Rule, restored_unless, scaled
 from bert.optim.sharded import FlatOptimizer, WholeOptimizer
 from common.env import ConfigError
 
+from ..plain import CPU
 from ..ranks import run_ranks
-from .test_rules import RATES, SHAPES, _alone, _engine, _gradients, _train, _weights
+from .test_rules import RATES, SHAPES, _engine, _expected, _gradients, _train, _weights
 from .whole import Whole
 
 
@@ -67,9 +65,7 @@ class RowNormalised(Rule):
             p.sub_(self.rate(update.lr) * g / of_rows[row].view(g.shape))
 
 
-def test_a_rule_on_whole_parameters_sees_their_shapes_and_is_refused_a_shard(
-    monkeypatch,
-):
+def test_a_rule_on_whole_parameters_sees_shapes_and_is_refused_a_shard(monkeypatch):
     monkeypatch.setitem(RULES, "muon", (Muon, ""))
     parameters = _weights()
     before = parameters["b.weight"].detach().clone()
@@ -79,30 +75,25 @@ def test_a_rule_on_whole_parameters_sees_their_shapes_and_is_refused_a_shard(
     optimizer.step(0.5)
     values = torch.linalg.svdvals((before - parameters["b.weight"].detach()) / 0.5)
     torch.testing.assert_close(values, torch.ones_like(values))
-    sharded = optim.OptimizerConfig(optimizer="muon", sharded=True)
     with pytest.raises(ConfigError, match=r"OPTIMIZER=muon .* set SHARD_OPTIMIZER=0"):
-        sharded.check(torch.device("cpu"))
+        optim.OptimizerConfig(optimizer="muon", sharded=True).check(CPU)
 
 
 def _check_rank(world):
+    cases = [("muon", WholeOptimizer), ("rows", WholeOptimizer), ("rows", FlatOptimizer)]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RULES, "muon", (Muon, ""))
         patch.setitem(RULES, "rows", (RowNormalised, ""))
-        rows = ("rows", WholeOptimizer), ("rows", FlatOptimizer)
-        for name, kind in (("muon", WholeOptimizer), *rows):
+        for name, kind in cases:
             config = optim.OptimizerConfig(optimizer=name)
             model, optimizer = _engine(world, config, kind)
             _train(world, model, optimizer, range(len(RATES)))
             trained = optimizer.state_dict()
             if world.is_main:
-                alone = _alone(config, world.size)
-                assert trained.keys() == alone.keys()
-                torch.testing.assert_close(trained, alone, atol=1e-12, rtol=1e-12)
+                expected = _expected(config, world.size)
+                assert trained.keys() == expected.keys()
+                torch.testing.assert_close(trained, expected, atol=1e-12, rtol=1e-12)
 
 
-def test_new_rules_on_3_ranks_are_those_of_one_process():
-    run_ranks(_check_rank, 3)
-
-
-def test_new_rules_on_one_rank_are_those_of_whole_parameters():
-    _check_rank(World(DistConfig(device="cpu")))
+def test_new_rules_on_any_ranks_are_those_of_whole_parameters():
+    run_ranks(_check_rank, 3, 1)

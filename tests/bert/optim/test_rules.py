@@ -1,8 +1,6 @@
-"""Every rule: its formula written out again in fp64, and the same update however its state is
-sharded.
+"""Every rule: its formula written out again in fp64, LAMB's first step by hand, and the same update
+however its state is sharded.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import itertools
@@ -13,12 +11,12 @@ import torch
 from torch import nn
 
 from bert import optim
-from bert.core.dist import DistConfig, World
 from bert.optim import RULES, rules
 from bert.optim.clipping import Clipping, Gradients
 from bert.optim.flat import ListRule, _turns
 from bert.optim.sharded import FlatOptimizer, WholeOptimizer
 
+from ..plain import close
 from ..ranks import run_ranks
 from ..states import same
 from .whole import Whole
@@ -36,7 +34,7 @@ CONFIG = {
 
 
 NVLAMB = {"lamb": dataclasses.replace(CONFIG["lamb"], ratio="all")}
-# By kernels of its own, on GPUs alone: test_apex.py.
+# apex_lamb is by kernels of its own, on GPUs alone: test_apex.py.
 OURS = [name for name in RULES if name != "apex_lamb"]
 
 
@@ -64,7 +62,40 @@ def _gradients(step, share=0):
 
 
 # --- the formulas
-# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "decayed"),
+    [
+        ("bert.encoder.layer.0.attention.self.query.weight", True),
+        ("bert.encoder.layer.0.attention.self.query.bias", False),
+        ("bert.encoder.layer.0.output.LayerNorm.weight", False),
+        ("cls.predictions.bias", False),
+        ("bert.embeddings.word_embeddings.weight", True),
+    ],
+)
+def test_biases_and_layer_norms_are_not_decayed(name, decayed):
+    assert rules.is_decayed(name) is decayed
+
+
+def test_first_step_is_the_closed_form():
+    """On step 1 the corrected moments are g and g^2, so the update is g / (|g| + eps) + wd p."""
+    weight, bias = (
+        nn.Parameter(torch.tensor(values, dtype=torch.float64))
+        for values in ([3.0, -4.0], [1.0])
+    )
+    lamb = rules.LambConfig(eps=1e-6, weight_decay=0.1)
+    config = optim.OptimizerConfig(optimizer="lamb", lamb=lamb)
+    optimizer = Whole([("dense.weight", weight), ("dense.bias", bias)], config.rule)
+    weight.grad = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    bias.grad = torch.tensor([-2.0], dtype=torch.float64)
+    optimizer.step(lr=0.01)
+    u = [0.5 / (0.5 + 1e-6) + 0.3, 0.25 / (0.25 + 1e-6) - 0.4]
+    ratio = 5.0 / math.hypot(*u)
+    expected = [3.0 - 0.01 * ratio * u[0], -4.0 - 0.01 * ratio * u[1]]
+    assert weight.tolist() == pytest.approx(expected, abs=1e-12)
+    # No decay: no trust ratio.
+    assert bias.tolist() == pytest.approx([1.0 + 0.01 * 2.0 / (2.0 + 1e-6)], abs=1e-12)
 
 
 def _decay(name):
@@ -136,20 +167,13 @@ def _adamw(name, p, g, state, t, lr):
     return p - lr * (direction + _decay(name) * p)
 
 
-CASES = {
-    "lamb": (_config("lamb"), _lamb),
-    "lans": (_config("lans"), _lans),
-    "acclip": (_config("acclip"), _acclip),
-    "madgrad": (_config("madgrad"), _madgrad),
-    "nvlamb": (_config("lamb", **NVLAMB), _nvlamb),
-    "adamw": (_config("adamw"), _adamw),
-    "bertadam": (_config("bertadam"), _bertadam),
-}
+FORMULAS = _lamb, _lans, _acclip, _madgrad, _nvlamb, _adamw, _bertadam
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_rule_equals_its_formula(case):
-    config, formula = CASES[case]
+@pytest.mark.parametrize("formula", FORMULAS, ids=lambda of: of.__name__[1:])
+def test_rule_equals_its_formula(formula):
+    name = formula.__name__[1:]
+    config = _config("lamb", **NVLAMB) if formula is _nvlamb else _config(name)
     parameters = _weights()
     optimizer = Whole(parameters.items(), config.rule)
     expected = {name: p.detach().clone() for name, p in parameters.items()}
@@ -160,9 +184,8 @@ def test_rule_equals_its_formula(case):
             given = expected[name], 0.5 * gradient, states[name], step + 1, lr
             expected[name] = formula(name, *given)
         optimizer.step(*torch.tensor([lr, 0.5], dtype=torch.float64))
-    for name, tensor in expected.items():
-        found = parameters[name].detach()
-        torch.testing.assert_close(found, tensor, atol=1e-12, rtol=1e-12, msg=name)
+    found = {name: p.detach() for name, p in parameters.items()}
+    close(found, expected, 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -184,7 +207,6 @@ def test_within_a_turn_each_parameter_is_added_once():
 
 
 # --- ranks
-# -----------------------------------------------------------------------------------------------------------
 
 
 class _Sum(nn.Module):
@@ -216,7 +238,7 @@ def _train(world, model, optimizer, steps):
     optimizer.gather()
 
 
-def _alone(config, num_ranks):
+def _expected(config, num_ranks):
     """One process with the gradients of all ranks."""
     parameters = _weights()
     optimizer = Whole(parameters.items(), config.rule)
@@ -247,18 +269,11 @@ def _check_rank(world):
         assert same([*model.parameters()], [*again.parameters()]), name
         found = optimizer.state_dict()
         if world.is_main:
-            expected = _alone(config, world.size)
+            expected = _expected(config, world.size)
             assert found.keys() == expected.keys()
             for part in expected.keys() - {"num_steps"}:
-                for key, tensor in expected[part].items():
-                    where = f"{name} {part} {key}"
-                    close = {"atol": 1e-12, "rtol": 1e-12, "msg": where}
-                    torch.testing.assert_close(found[part][key], tensor, **close)
+                close(found[part], expected[part], 1e-12, 1e-12)
 
 
-def test_every_rule_sharded_or_not_over_3_ranks_is_that_of_one_process_and_resumes():
-    run_ranks(_check_rank, 3)
-
-
-def test_every_rule_sharded_or_not_on_one_rank_is_that_of_whole_parameters_and_resumes():
-    _check_rank(World(DistConfig(device="cpu")))
+def test_every_rule_sharded_or_not_is_that_of_whole_parameters_on_any_ranks_and_resumes():
+    run_ranks(_check_rank, 3, 1)

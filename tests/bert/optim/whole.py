@@ -1,24 +1,17 @@
 """A rule on whole parameters: the expected result of the engine with its buckets and shards."""
 
-from __future__ import annotations
-
 import torch
 
 from bert.optim.rules import ParameterShards, Update, squared_norms
 
 
 class Whole:
-    """Steps by the parameters' gradients. masters: fp32 by name, of parameters in low precision."""
+    """Steps by the parameters' gradients, of fp32 or more."""
 
-    def __init__(self, named_parameters, make_rule, masters=None):
+    def __init__(self, named_parameters, make_rule):
         named = dict(named_parameters)
         self.names, self.parameters = list(named), list(named.values())
-        low = [p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters]
         copies = [p.detach() for p in self.parameters]
-        for number, (name, is_low) in enumerate(zip(self.names, low, strict=True)):
-            if is_low:
-                exact = masters[name] if masters else copies[number]
-                copies[number] = exact.to(torch.float32, copy=True)
         self.states, self.others = {}, {}
         self.shards = ParameterShards(
             names=self.names,
@@ -37,12 +30,10 @@ class Whole:
         sq_norms = squared_norms(gradients) if self.rule.needs_norms else None
         update = Update(lr, grad_scale, apply_update, sq_norms, lambda sums: sums)
         self.rule.step(gradients, update)
-        torch._foreach_copy_([p.detach() for p in self.parameters], self.shards.masters)
 
     def state_tensors(self):
         states = (tensor for part in self._parts().values() for tensor in part)
-        weights = (p.detach() for p in self.parameters)
-        return [*weights, *states, *self.others.values(), self.rule.num_steps]
+        return [*states, *self.others.values(), self.rule.num_steps]
 
     def _state(self, name, of_weights=False):
         copied = torch.clone if of_weights else torch.zeros_like
@@ -63,4 +54,3 @@ class Whole:
         for part, tensors in self._parts().items():
             for name, tensor in zip(self.names, tensors, strict=True):
                 tensor.copy_(state[part][name])
-        torch._foreach_copy_([p.detach() for p in self.parameters], self.shards.masters)
