@@ -1,12 +1,10 @@
 """The process group of a run: when it is destroyed, and what is kept of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
 import signal
-from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ from ...waiting import free_ports
 from ..ranks import run_ranks
 
 
-def _look(world: World, before: list[int]) -> None:
+def _look(world, before):
     """What was left before this world."""
     world.barrier()  # rank 0 has the store, by which the others still find it
     before.append(world.size)
@@ -28,7 +26,7 @@ def _look(world: World, before: list[int]) -> None:
     assert [group.size() for group in dist._left] == before[:-1]
 
 
-def _stopped(rank: int, odd: int, port: int, folder: Path) -> None:
+def _stopped(rank, odd, port, folder):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     config = DistConfig(rank=rank, world_size=3, device="cpu", timeout_seconds=8)
@@ -45,34 +43,32 @@ def _stopped(rank: int, odd: int, port: int, folder: Path) -> None:
     hard_exit(1)
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [1, pytest.param(0, marks=pytest.mark.slow)],
-    ids=["a rank", "the one with the store"],
-)
+STORE = pytest.param(0, marks=pytest.mark.slow, id="the one with the store")
+
+
+@pytest.mark.parametrize("odd", [1, STORE])
 def test_after_a_hang_the_others_name_missing_ranks_nodes_and_timeout(odd, tmp_path):
-    port, others = free_ports(), [rank for rank in range(3) if rank != odd]
+    port = free_ports()
     given = [(rank, odd, port, tmp_path) for rank in range(3)]
     started = [context().Process(target=_stopped, args=args) for args in given]
     for process in started:
         process.start()
+    others = [rank for rank in range(3) if rank != odd]
     for rank in others:
         started[rank].join(200)
     started[odd].kill()
     store = "" if odd else ", where the store of the ranks is,"
     where = f"rank {odd} on {platform.node()}{store}"
     what = "gloo:barrier, collective 2 at the latest, DIST_TIMEOUT=8 s ("
-    for rank in others:
-        said = (tmp_path / str(rank)).read_text()
-        assert said.startswith(f"{where} did not reach {what}")
+    told = {(tmp_path / str(rank)).read_text() for rank in others}
+    assert all(said.startswith(f"{where} did not reach {what}") for said in told)
     assert not (tmp_path / str(odd)).exists()
     first, *ranks_named = (tmp_path / "hang_0.txt").read_text().splitlines()
-    assert first in {(tmp_path / str(rank)).read_text() for rank in others}
+    assert first in told
     assert ranks_named == [f"rank {odd}"]
 
 
-STARTED = {"state": "started", "collective_seq_id": 7}
-STARTED["profiling_name"] = "nccl:all_reduce"
+STARTED = {"state": "started", "collective_seq_id": 7, "profiling_name": "nccl:all_reduce"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -80,13 +76,10 @@ STARTED["profiling_name"] = "nccl:all_reduce"
     [({}, "a collective"), ({"entries": [STARTED]}, "nccl:all_reduce, collective 7")],
     ids=["empty", "filled"],
 )
-def test_after_a_hang_on_gpus_nccls_recorder_is_read_and_may_be_empty(
-    entries, collective, monkeypatch
-):
+def test_after_a_hang_on_gpus_nccls_recorder_is_read(entries, collective, monkeypatch):
     monkeypatch.setattr(dist, "PATIENCE", 0.2)
     dumped = json.dumps({"version": "2.10"} | entries).encode()
-    library = torch._C._distributed_c10d
-    name = "_dump_nccl_trace_json"
+    library, name = torch._C._distributed_c10d, "_dump_nccl_trace_json"
     monkeypatch.setattr(library, name, lambda: dumped, raising=False)
     world = World(DistConfig(device="cpu"))
     world.joined, world.size, world.device = True, 2, torch.device("cuda")
@@ -99,26 +92,25 @@ def test_after_a_hang_on_gpus_nccls_recorder_is_read_and_may_be_empty(
     assert str(raised.value).startswith(f"rank 1 on n1 did not reach {collective}, ")
 
 
+OLD, NEW, REGISTER = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "NCCL_GRAPH_REGISTER"  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("settings", "registers"),
     [
         ({}, None),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, None),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:1, expandable_segments:True"}, "0"),
-        ({"PYTORCH_ALLOC_CONF": "expandable_segments: True"}, "0"),
-        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"}, "1"),
+        ({OLD: "expandable_segments:False"}, None),
+        ({OLD: "max_split_size_mb:1, expandable_segments:True"}, "0"),
+        ({NEW: "expandable_segments: True"}, "0"),
+        ({NEW: "expandable_segments:True", REGISTER: "1"}, "1"),
     ],
-)  # fmt: skip
-def test_nccl_does_not_register_buffers_in_segments_that_expand(
-    settings, registers, monkeypatch
-):
-    allocator = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
-    for name in (*allocator, "NCCL_GRAPH_REGISTER"):
-        monkeypatch.delenv(name, raising=False)
-    for name, text in settings.items():
-        monkeypatch.setenv(name, text)
-    dist.spare_expandable_segments()
-    assert os.environ.get("NCCL_GRAPH_REGISTER") == registers
+)
+def test_nccl_does_not_register_buffers_in_segments_that_expand(settings, registers):
+    with mock.patch.dict(os.environ, settings):
+        for name in {OLD, NEW, REGISTER} - settings.keys():
+            os.environ.pop(name, None)
+        dist.spare_expandable_segments()
+        assert os.environ.get(REGISTER) == registers
 
 
 def test_a_destroyed_group_is_kept_alive():

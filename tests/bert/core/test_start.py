@@ -2,13 +2,12 @@
 no rank touches the data before run_start is written.
 """
 
-from __future__ import annotations
-
+import contextlib
 import dataclasses
-import json
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert.checkpoint.weights import checksum_of
 from bert.core import dist
-from bert.core.dist import DistConfig, World
 from bert.data.format import open_records, write_records
 from bert.data.shards import write_index
 from bert.pretraining import build
@@ -25,8 +23,9 @@ from bert.pretraining.config import PretrainingConfig
 from bert.training import evaluate
 from common.env import from_env
 
+from ..plain import alone
 from ..ranks import run_ranks
-from ..states import same
+from ..states import events, same
 
 # Rank 0 is slow to write run_start; each rank notes when it first looks at the data.
 SLOW_START = """
@@ -63,28 +62,25 @@ build.fill = odd
 """
 
 
-def test_no_rank_opens_the_data_before_run_start_is_written(
-    prepared, run_bert, tmp_path
-):
-    (tmp_path / "opened").mkdir()
-    (tmp_path / "first.py").write_text(SLOW_START)
-    first = {"FIRST": str(tmp_path / "first.py")}
-    finished = run_bert(prepared | {"MAX_STEPS": "1"} | first, ranks=2)
-    assert finished.returncode == 3, finished.stderr
-    lines = Path(prepared["RUN_DIR"], "result_0.txt").read_text().splitlines()
-    events = [json.loads(line[9:]) for line in lines]
-    (started,) = [event["time_ms"] for event in events if event["key"] == "run_start"]
-    times = [int(path.name) for path in (tmp_path / "opened").iterdir()]
+@pytest.fixture
+def first(tmp_path):
+    return tmp_path / "first.py"
+
+
+def test_no_rank_opens_the_data_before_run_start_is_written(prepared, run_bert, first):
+    opened = first.with_name("opened")
+    opened.mkdir()
+    first.write_text(SLOW_START)
+    run_bert(prepared, ranks=2, status=3, MAX_STEPS=1, FIRST=first)
+    started = [e["time_ms"] for e in events(prepared) if e["key"] == "run_start"]
+    times = [int(path.name) for path in opened.iterdir()]
     assert len(times) == 2
-    assert min(times) / 1e6 >= started
+    assert [min(times) / 1e6] >= started
 
 
-def test_a_rank_with_other_weights_is_named_before_the_clock(
-    prepared, run_bert, tmp_path
-):
-    (tmp_path / "first.py").write_text(ODD_WEIGHTS)
-    finished = run_bert(prepared | {"FIRST": str(tmp_path / "first.py")}, ranks=3)
-    assert finished.returncode == 2
+def test_a_rank_with_other_weights_is_named_before_the_clock(prepared, run_bert, first):
+    first.write_text(ODD_WEIGHTS)
+    finished = run_bert(prepared, ranks=3, status=2, FIRST=first)
     named = r"ranks differ: rank 2 on \S+ has weights='.*, and rank 0 '"
     assert re.search(named, finished.stderr.splitlines()[-1])
     assert not Path(prepared["RUN_DIR"], "result_0.txt").exists()
@@ -92,11 +88,8 @@ def test_a_rank_with_other_weights_is_named_before_the_clock(
 
 def _odd_data(prepared, tmp_path):
     """A copy of the data folder in which one file has other tokens."""
-    folder = tmp_path / "other"
-    folder.mkdir()
     paths = sorted(Path(prepared["DATADIR_PHASE2_PACKED"]).iterdir())
-    for path in paths:
-        (folder / path.name).write_bytes(path.read_bytes())
+    folder = shutil.copytree(paths[0].parent, tmp_path / "other")
     records, metadata = open_records(paths[1])
     ids = np.array(records.input_ids)
     ids[7] ^= 1
@@ -118,27 +111,16 @@ def _odd_code(prepared, tmp_path):
     return odd | {"NUMBA_DISABLE_JIT": "1"}, r"rank 1 on \S+ has code='"
 
 
-ODD_SETTINGS = {"LR": "0.04", "OPT_LAMB_BETA_1": "0.8", "BATCHSIZE": "2"}
-ODD_SETTINGS |= {"CHECKPOINT_DIR": "here"}
-TOLD = r"(LR=0.04, and rank 0 0.05|OPT_LAMB_BETA_1=0.8, and rank 0 0.9)"
+def _odd_settings(*_):
+    odd = {"LR": "0.04", "OPT_LAMB_BETA_1": "0.8", "BATCHSIZE": "2", "CHECKPOINT_DIR": "here"}  # fmt: skip
+    told = r"(LR=0.04, and rank 0 0.05|OPT_LAMB_BETA_1=0.8, and rank 0 0.9)"
+    return odd, rf"rank 1 on \S+ has {told}.*; and 1 more: give all"
 
 
-@pytest.mark.parametrize(
-    ("odd", "told"),
-    [
-        (ODD_SETTINGS, rf"rank 1 on \S+ has {TOLD}.*; and 1 more: give all"),
-        (_odd_data, ""),
-        (_odd_code, ""),
-    ],
-    ids=["settings", "tokens", "code"],
-)
-def test_a_rank_alone_with_other_settings_or_data_is_named_with_what_differs(
-    prepared, run_bert, tmp_path, odd, told
-):
-    if callable(odd):
-        odd, told = odd(prepared, tmp_path)
-    finished = run_bert(prepared, ranks=2, odd=odd)
-    assert finished.returncode == 2
+@pytest.mark.parametrize("odd", [_odd_settings, _odd_data, _odd_code])
+def test_a_rank_alone_with_other_settings_or_data_is_named_with_what_differs(prepared, run_bert, tmp_path, odd):  # fmt: skip
+    odd, told = odd(prepared, tmp_path)
+    finished = run_bert(prepared, ranks=2, odd=odd, status=2)
     assert re.search(f"ranks differ: .*{told}", finished.stderr.splitlines()[-1])
     assert "step " not in finished.stderr, "before the first step"
 
@@ -166,13 +148,10 @@ class _Draws(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("shard", ["0", "1"], ids=["replicated", "sharded"])
-def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(
-    shard, prepared, tmp_path
-):
+def test_each_weight_is_drawn_once_or_none_of_a_checkpoint(shard, prepared, tmp_path):
     config = from_env(PretrainingConfig, prepared | {"SHARD_OPTIMIZER": shard})
-    world = World(DistConfig(device="cpu"))
     with _Draws() as draws:
-        model, step = build.build(config, world, 7)
+        model, step = build.build(config, alone(), 7)
     assert draws.count == sum(p.numel() for p in model.parameters() if p.ndim > 1)
     drawn = step.state_dict()["optimizer"]["masters"]
     weights = {n: t if "pooler" in n else 2 * t for n, t in drawn.items()}
@@ -182,33 +161,28 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(
         start = dataclasses.replace(config.checkpoint, init_checkpoint=path)
         started = dataclasses.replace(config, checkpoint=start)
         with _Draws() as again:
-            _, other = build.build(started, world, 7)
+            _, other = build.build(started, alone(), 7)
         assert again.count == count
-        found = other.state_dict()["optimizer"]["masters"]
-        assert all(torch.equal(found[key], weights[key]) for key in weights)
+        assert same(other.state_dict()["optimizer"]["masters"], weights)
 
 
-def test_models_are_made_where_they_train(prepared):
+def test_models_are_made_where_they_train(prepared, monkeypatch):
     """A device on which nothing can be computed shows any number moved there later."""
     config = from_env(PretrainingConfig, prepared | {"SHARD_OPTIMIZER": "0"})
-    places, world = [], World(DistConfig(device="cpu"))
+    world = alone()
     world.device = torch.device("meta")
-    note = lambda model, _: places.extend(p.device for p in model.parameters())  # noqa: E731
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "fill", note)
-        patch.setattr("bert.pretraining.resume.check_weights", lambda *_: None)
-        patch.setattr(build, "checksum_of", lambda _: 0)
-        patch.setattr(build, "build_step", lambda *_, **__: None)
-        build.build(config, world, 7)
-    assert {place.type for place in places} == {"meta"}
+    fill, ignored = mock.Mock(), mock.Mock(return_value=0)
+    monkeypatch.setattr(build, "fill", fill)
+    for name in ("checksum_of", "build_step", "resume.check_weights"):
+        monkeypatch.setattr(f"bert.pretraining.build.{name}", ignored)
+    build.build(config, world, 7)
+    (model, _), _ = fill.call_args
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize("warm_up", [False, True])
-def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(
-    warm_up, prepared, monkeypatch
-):
-    config = from_env(PretrainingConfig, prepared | {"EVAL_BATCHSIZE": "5"})
-    world = World(DistConfig(device="cpu"))
+def test_an_evaluation_is_rehearsed_before_the_clock(warm_up, prepared, monkeypatch):
+    config, world = from_env(PretrainingConfig, prepared | {"EVAL_BATCHSIZE": "5"}), alone()  # fmt: skip
     model, step = build.build(config, world, 7)
     before = [tensor.clone() for tensor in step.state_tensors()]
     random_state = torch.get_rng_state()
@@ -228,23 +202,18 @@ def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(
 
 
 def _warmed(world):
-    called = []
     names = ("all_reduce", "broadcast", "barrier", "_REDUCE_SCATTER", "_ALL_GATHER")
-    with pytest.MonkeyPatch.context() as patch:
+    with contextlib.ExitStack() as stack:
+        called = {}
         for name in names:
             home = dist if name.startswith("_") else dist.distributed
-            original = getattr(home, name)
-
-            def noted(*args, _name=name, _original=original, **kwargs):
-                called.append((_name, str(kwargs.get("op", ""))))
-                return _original(*args, **kwargs)
-
-            patch.setattr(home, name, noted)
+            noted = mock.patch.object(home, name, wraps=getattr(home, name))
+            called[name] = stack.enter_context(noted)
         world.warm_up()
-    assert {name for name, _ in called} == set(names)
-    assert any("MAX" in how for name, how in called if name == "all_reduce")
+    assert all(noted.called for noted in called.values()), called
+    assert "MAX" in str(called["all_reduce"].call_args_list)
 
 
 def test_every_kind_of_collective_is_used_before_the_clock():
     run_ranks(_warmed, 2)
-    World(DistConfig(device="cpu")).warm_up()  # alone there is nobody to connect to
+    alone().warm_up()  # alone there is nobody to connect to
