@@ -1,9 +1,10 @@
-"""A checkpoint is written whole or not at all, and the newest ones are kept."""
-
-from __future__ import annotations
+"""A checkpoint is written whole or not at all, the newest ones are kept, and those of earlier versions
+resume and are written in the same way.
+"""
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from bert.checkpoint import sharded
 from bert.checkpoint.save import CheckpointConfig as Config
 from bert.checkpoint.save import load_newest, save_checkpoint, saved_checkpoints
 from common.env import ConfigError
+
+from ..plain import model_of, step_of
+from ..states import same
 
 
 def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_path):
@@ -30,7 +34,7 @@ def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_pat
         load_newest(config)
 
 
-def test_checkpoints_of_all_kinds_count_together_and_what_killed_runs_left_over_goes(
+def test_checkpoints_of_all_kinds_count_together_and_what_killed_runs_left_goes(
     tmp_path,
 ):
     whole = "step_0000000001", "step_0000000002"
@@ -59,24 +63,17 @@ def test_a_model_name_of_the_hub_gets_the_download_command(path):
 def test_a_failed_write_leaves_the_older_checkpoint(keep, tmp_path, monkeypatch):
     config = Config(directory=tmp_path, resume=True, keep=keep)
     save_checkpoint(config, 1, {"step": 1})
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(torch, "save", mock.Mock(side_effect=OSError(28, "No space")))
     with pytest.raises(OSError, match="No space"):
         save_checkpoint(config, 2, {"step": 2})
     assert load_newest(config) == {"step": 1}
 
 
-def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name_and_the_name_after_that(
-    tmp_path, monkeypatch
-):
+def test_a_checkpoint_reaches_the_disk_before_its_name_does(tmp_path, monkeypatch):
     order, fsync, replace = [], os.fsync, os.replace
 
     def synced(descriptor):
-        target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        order.append(("fsync", target.name))
+        order.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
         fsync(descriptor)
 
     def named(source, target):
@@ -89,3 +86,37 @@ def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name_and_the_name_afte
     name = "step_0000000007.pt"
     written = ("fsync", f".{name}.partial"), ("replace", name)
     assert order == [*written, ("fsync", tmp_path.name)]
+
+
+def _saved(model, precision):
+    """The layout of the first version: nothing here comes from the code that writes it today."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    draw = lambda shape: torch.rand(shape, generator=generator)  # noqa: E731
+    names = "masters", "first_moments", "second_moments"
+    parts = {part: {name: draw(shapes[name]) for name in shapes} for part in names}
+    state = {
+        "optimizer": {"num_steps": 11, **parts},
+        "scaler": {"scale": 512.0, "num_good_steps": 7, "num_skipped_steps": 2},
+    }
+    if precision == "fp8":
+        scales = torch.rand(3 * model.config.num_hidden_layers, 3)
+        state["fp8"] = {"scales": scales, "calibrated": True}
+    return state
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize(
+    ("optimizer", "precision"),
+    [("lamb", "fp32"), ("lamb", "fp8"), ("lamb", "fp16"), ("adamw", "bf16")],
+)
+def test_a_first_checkpoint_is_written_as_it_was(optimizer, precision, sharded, tiny):
+    model = model_of(tiny, seed=None)
+    step = step_of(model, precision, optimizer=optimizer, sharded=sharded)
+    saved = _saved(model, precision)
+    step.load_state_dict(saved)
+    assert not step.needs_calibration_step
+    masters = saved["optimizer"]["masters"]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, masters[name].to(parameter.dtype)), name
+    assert same(step.state_dict(), saved)

@@ -2,9 +2,9 @@
 kept.
 """
 
-from __future__ import annotations
-
+import contextlib
 import dataclasses
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from bert.model.recompute import Recomputation
 from bert.pretraining.config import PretrainingConfig
 from common.env import ConfigError, from_env
 
-from ..plain import CPU, alone, model_of, step_of
+from ..plain import CPU, model_of, step_of
 from ..ranks import run_ranks
 from ..states import same
 
@@ -28,9 +28,7 @@ IN_GRAPH = "fused, without a random state, as in a CUDA graph"
 
 
 def _outcome(model, batch, recomputation):
-    """Losses and gradients of a pass with dropout, by name, and the bytes kept for its backward
-    pass.
-    """
+    """Losses and gradients of a pass with dropout, and the bytes kept for its backward pass."""
     kept = {}
 
     def note(tensor):
@@ -44,21 +42,15 @@ def _outcome(model, batch, recomputation):
         losses = model(batch)
     sum(losses).backward()
     torch.rand(3)  # whatever comes next draws from the state that the pass left
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-    found = {"mlm": losses.mlm.detach(), "nsp": losses.nsp.detach(), **gradients}
-    return found, sum(kept.values())
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    return [losses.mlm, losses.nsp, *gradients], sum(kept.values())
 
 
 @pytest.mark.parametrize(
     ("fused", "pre_norm"),
-    [
-        ("none", False),
-        ("none", True),
-        ("dropout_add_layer_norm", False),
-        (IN_GRAPH, True),
-    ],
-)
-def test_loss_and_gradients_are_those_of_kept_activations_bit_for_bit(
+    [("none", False), ("none", True), ("dropout_add_layer_norm", False), (IN_GRAPH, True)],
+)  # fmt: skip
+def test_bits_are_those_of_kept_activations(
     fused, pre_norm, tiny, make_model, make_records, batch_of
 ):
     """With "dropout_add_layer_norm" alone the seed is drawn within the first segment, among
@@ -69,9 +61,8 @@ def test_loss_and_gradients_are_those_of_kept_activations_bit_for_bit(
     layers = 2 if fused == IN_GRAPH else 3  # Triton's interpreter is slow
     shape = {"num_hidden_layers": layers, "layer_norm_large_model": pre_norm}
     config = dataclasses.replace(tiny, **shape)
-    chosen = {"fused": fused}
-    if fused == IN_GRAPH:
-        chosen = {"fused": "all", "attention": "triton"}
+    in_graph = {"fused": "all", "attention": "triton"}
+    chosen = in_graph if fused == IN_GRAPH else {"fused": fused}
     names = kernels.KernelsConfig(**chosen)
     records = make_records(4)
     batch = batch_of(records, [int(np.diff(records.sequence_offsets).argmin())])
@@ -101,78 +92,42 @@ def test_a_seed_that_is_drawn_within_a_segment_serves_its_second_run_in_a_graph_
     assert first == second
 
 
-def _step(config, recomputation, precision, world):
-    torch.manual_seed(1)
-    model = model_of(config, seed=None)
-    if recomputation:
-        model.recompute(recomputation)
-    return step_of(model, precision, world, True, optimizer="adamw", sharded=True)
-
-
-def _trained(config, recomputation, precision, world, batches):
-    """State after two steps, of which the first measures the fp8 scales."""
-    step = _step(config, recomputation, precision, world)
-    for number in range(2):
-        torch.manual_seed(number)
-        step(batches, 0.01)
-    return step.state_dict()
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_two_sharded_steps_leave_the_same_state(
-    precision, tiny, make_records, batch_of
-):
-    records = make_records(2)
-    batches = [batch_of(records, np.arange(begin, begin + 2)) for begin in (0, 2)]
-    config, world = dataclasses.replace(tiny, num_hidden_layers=3), alone()
-    plain, again = (
-        _trained(config, recomputation, precision, world, batches)
-        for recomputation in (None, Recomputation(2, random_state=True))
-    )
-    assert same(again, plain)
-
-
-def _check_ranks(world, config):
-    """With sharded gradients each rank's states equal those without recomputation, and so do losses
-    and gradients.
-    """
+def _check_steps(world, config, precision):
+    """Each rank's states, losses and gradients equal those without recomputation."""
     records = synthetic_records(4, 48, config.vocab_size, packed=True, seed=0)
-    states = []
     rows = [np.arange(begin, begin + 2) for begin in (0, 2, 4, 6)]
-    batches = [make_batch(records, row, 48) for row in rows]
+    batches = [make_batch(records, row, 48) for row in rows[world.rank :: 2]]
+    states = []
     for recomputation in (None, Recomputation(2, random_state=True)):
-        step = _step(config, recomputation, "bf16", world)
-        torch.manual_seed(world.rank)
-        found = step(batches[world.rank :: 2], 0.01)
+        torch.manual_seed(1)
+        model = model_of(config, seed=None)
+        if recomputation:
+            model.recompute(recomputation)
+        chosen = {"optimizer": "adamw", "sharded": True}
+        step = step_of(model, precision, world, True, **chosen)
+        for number in range(2):  # of which the first measures the fp8 scales
+            torch.manual_seed(10 * number + world.rank)
+            found = step(batches, 0.01)
         kept = [step.optimizer.buckets.shard, *step.optimizer.state_tensors()]
-        states.append([*found.losses, found.norm, *kept])
-    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+        states.append([*found.losses, found.norm, *kept, step.state_dict()])
+    assert same(*states)
 
 
-def test_on_two_ranks_with_sharding_loss_and_gradients_are_bit_for_bit_those_without(
-    tiny,
-):
-    config = dataclasses.replace(tiny, num_hidden_layers=3)
-    run_ranks(_check_ranks, 2, arguments=(config,))
+@pytest.mark.parametrize(("precision", "ranks"), [("bf16", 2), ("fp8", 1)])
+def test_sharded_steps_leave_the_same_bits(precision, ranks, tiny):
+    run_ranks(_check_steps, ranks, arguments=(dataclasses.replace(tiny, num_hidden_layers=3), precision))  # fmt: skip
 
 
-def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(
-    tiny, make_model, make_records, batch_of, monkeypatch
-):
+def test_an_evaluation_computes_nothing_twice(tiny, make_model, packed_batch):
     model = make_model(tiny).eval()
     model.recompute(Recomputation(1, random_state=True))
-    refused = lambda *_: pytest.fail("recomputed")  # noqa: E731
-    monkeypatch.setattr(Recomputation, "run", refused)
-    with torch.no_grad():
-        model(batch_of(make_records(1), np.arange(1)))
+    with torch.no_grad(), mock.patch.object(Recomputation, "run") as run:
+        model(packed_batch)
+    assert not run.called
 
 
-@pytest.mark.parametrize(
-    ("attention", "allowed"), [("triton", True), ("auto", False), ("flash", False)]
-)
-def test_in_a_graph_all_dropout_must_be_our_own(
-    attention, allowed, prepared, monkeypatch
-):
+@pytest.mark.parametrize("attention", ["triton", "auto", "flash"])
+def test_in_a_graph_all_dropout_must_be_our_own(attention, prepared, monkeypatch):
     config = from_env(PretrainingConfig, prepared | {"RECOMPUTE_LAYERS": "1"})
     fused = {"dropout_add_layer_norm"}
     monkeypatch.setattr(kernels.KernelsConfig, "names", lambda *_: fused)
@@ -180,8 +135,6 @@ def test_in_a_graph_all_dropout_must_be_our_own(
     chosen = dataclasses.replace(config.kernels, attention=attention)
     config = dataclasses.replace(config, kernels=chosen)
     assert config.recomputation(uses_graph=True) == Recomputation(1, random_state=False)
-    if allowed:
-        config.check_device(uses_graph=True)
-        return
-    with pytest.raises(ConfigError, match="RECOMPUTE_LAYERS in a CUDA graph needs our"):
+    refused = pytest.raises(ConfigError, match="RECOMPUTE_LAYERS in a CUDA graph needs")
+    with contextlib.nullcontext() if attention == "triton" else refused:
         config.check_device(uses_graph=True)
