@@ -2,8 +2,6 @@
 CPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import torch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -18,14 +17,14 @@ class Peak(TorchDispatchMode):
     that existed.
     """
 
-    def __init__(self, before: Iterable[Tensor] = ()) -> None:
+    def __init__(self, before=()):
         super().__init__()
         self.now = self.most = 0
         self._known: dict[int, weakref.finalize[Any, Any]] = {}
         for tensor in before:
             self._note(tensor)
 
-    def _note(self, tensor: Tensor) -> None:
+    def _note(self, tensor):
         # By storage, so that views cost nothing.
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
@@ -35,13 +34,11 @@ class Peak(TorchDispatchMode):
             # The only sign of a tensor's end that Python gives.
             self._known[key] = weakref.finalize(storage, self._gone, key, size)
 
-    def _gone(self, key: int, size: int) -> None:
+    def _gone(self, key, size):
         self.now -= size
         self._known.pop(key, None)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Runs the operation and notes its results."""
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):

@@ -1,7 +1,5 @@
 """What most tests of the trainer are made of: one rank, plain operations, a model and its step."""
 
-from __future__ import annotations
-
 import torch
 
 from bert import kernels, optim
@@ -16,11 +14,11 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 PLAIN = kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
 
 
-def alone() -> World:
+def alone():
     return World(DistConfig(device="cpu"))
 
 
-def model_of(config, seed=0, dtype=torch.float32) -> BertForPreTraining:
+def model_of(config, seed=0, dtype=torch.float32):
     """With its first weights; of no seed as its modules draw them."""
     model = BertForPreTraining(config, PLAIN)
     if seed is not None:
@@ -47,7 +45,7 @@ def step_of(
     )  # fmt: skip
 
 
-def close(found, expected, atol=0.0, rtol=0.0) -> None:
+def close(found, expected, atol=0.0, rtol=0.0):
     """Asserts that tensors are close, by name."""
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, atol=atol, rtol=rtol, msg=name)

@@ -1,12 +1,8 @@
 """Several real processes, joined by gloo, for tests of ranks."""
 
-from __future__ import annotations
-
 import os
 import time
 import traceback
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -18,13 +14,7 @@ from ..waiting import free_ports
 TIMEOUT_SECONDS = 900  # below that of a test, so that the ranks' own errors are shown
 
 
-def _worker(
-    function: Callable[..., Any],
-    rank: int,
-    sizes: list[tuple[int, int]],
-    arguments: tuple,
-    queue: Any,
-) -> None:
+def _worker(function, rank, sizes, arguments, queue):
     torch.set_num_threads(1)
     # Not by this machine's name, whose address is others' to change.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -40,9 +30,7 @@ def _worker(
         raise
 
 
-def run_ranks(
-    function: Callable[..., Any], *sizes: int, arguments: tuple[Any, ...] = ()
-) -> None:
+def run_ranks(function, *sizes, arguments=()):
     """Calls function(world, *arguments) on every rank of worlds of the given sizes, one world after
     the other.
 

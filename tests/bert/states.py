@@ -1,7 +1,6 @@
 """Checkpoints as tests compare them."""
 
-from __future__ import annotations
-
+import dataclasses
 import json
 import re
 import threading
@@ -9,7 +8,10 @@ from pathlib import Path
 
 import torch
 
+from bert.checkpoint.save import CheckpointConfig, save_checkpoint
 from bert.checkpoint.sharded import Part
+
+from .plain import step_of
 
 # What a checkpoint notes of whose it is: another run's may hold the same.
 OWNER = {"trial", "run_dir"}
@@ -28,33 +30,6 @@ def same(a, b):
 def newest(folder, pattern="step_*.pt"):
     """The state in the newest checkpoint of a folder, or in the named one."""
     return torch.load(sorted(Path(folder).glob(pattern))[-1], weights_only=True)
-
-
-def write_in_shards(folder, steps, tensors, **facts):
-    """A checkpoint of two ranks, each with every other tensor and its half of the last one, and its
-    index.
-    """
-    *most, (split, last) = (
-        (name, tensor.detach().reshape(-1)) for name, tensor in tensors.items()
-    )
-    half = len(last) // 2
-    for rank in (1, 0):  # rank 0 waits for the other
-        held = [(name, 0, numbers) for name, numbers in most[rank::2]]
-        held.append((split, half * rank, last[half * rank :] if rank else last[:half]))
-        segments, begin = [], 0
-        for name, start, numbers in held:
-            segments.append((name, start, begin, len(numbers)))
-            begin += len(numbers)
-        shard = {
-            "parts": {"masters": torch.cat([numbers for _, _, numbers in held])},
-            "segments": segments,
-        }
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        optimizer = {"num_steps": steps, "shapes": shapes}
-        index = {"optimizer": optimizer, "step": steps, **facts}
-        part = Part(rank=rank, num_ranks=2, token=steps, abandoned=threading.Event())
-        path = part.write(folder, steps, {"shard": shard, "index": index}, keep=9)
-    return path
 
 
 # A run that is trained to its last step and saved on its way.
@@ -85,7 +60,7 @@ def losses(finished):
     return re.findall(r"loss ([\d.]+) \(mlm", finished.stderr)
 
 
-def content(*folders: Path) -> dict[str, bytes]:
+def content(*folders):
     """Of all files."""
     files = [path for folder in folders for path in folder.rglob("*")]
     return {str(path): path.read_bytes() for path in files if path.is_file()}
@@ -103,3 +78,19 @@ def without_dropout(prepared):
     path = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")
     none = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
     path.write_text(json.dumps(json.loads(path.read_text()) | none))
+
+
+def save_model(folder, model, steps, **facts):
+    """A checkpoint of a model as a run writes it."""
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    shape = dataclasses.asdict(model.config)
+    state = {"model": weights, "step": steps, "bert_config": shape, **facts}
+    return save_checkpoint(CheckpointConfig(directory=folder, keep=9), steps, state)
+
+
+def save_in_shards(folder, model, steps, **facts):
+    """As one rank that writes shards, with its index."""
+    shard, index = step_of(model, sharded=True).shard_state()
+    part = Part(rank=0, num_ranks=1, token=steps, abandoned=threading.Event())
+    index |= {"step": steps, "bert_config": dataclasses.asdict(model.config), **facts}
+    return part.write(folder, steps, {"shard": shard, "index": index}, keep=9)

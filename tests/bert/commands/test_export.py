@@ -2,13 +2,10 @@
 the Hub.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,16 +13,14 @@ import torch
 
 from bert.__main__ import main
 from bert.checkpoint import huggingface
-from bert.checkpoint.save import CheckpointConfig, save_checkpoint
 from bert.checkpoint.weights import load_weights
 from bert.commands import weights as trained
 from bert.data.batch import make_batch
-from bert.model.config import BertConfig
 from bert.pretraining import check
 from bert.pretraining.config import PretrainingConfig
 from common.env import ConfigError, from_env
 
-from ..states import write_in_shards
+from ..states import newest, save_in_shards, save_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -54,85 +49,67 @@ def run(shape, make_model, vocab_file, tmp_path):
     folder = tmp_path / "results" / "mine"
     for steps in (1, 2):
         model = make_model(shape, seed=steps, dtype=torch.float32)
-        weights = {name: p.detach() for name, p in model.named_parameters()}
-        state = {"model": weights, "step": steps, "vocab_md5": md5}
-        state["bert_config"] = dataclasses.asdict(shape)
-        config = CheckpointConfig(directory=folder / "checkpoints", keep=9)
-        save_checkpoint(config, steps, state)
+        save_model(folder / "checkpoints", model, steps, vocab_md5=md5)
     settings = {"checkpoint": {"directory": str(folder / "checkpoints")}}
     settings["phase1"] = str(vocab_file.parent)
     (folder / "config.json").write_text(json.dumps(settings))
     return folder, model.eval()
 
 
-def of_hugging_face(folder, records, sequence):
-    """Their scores of one sequence of records: at its masked positions, and of the next
-    sentence.
-    """
-    load = transformers.AutoModelForPreTraining.from_pretrained
-    model, info = load(folder, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    begin, end = records.sequence_offsets[sequence : sequence + 2]
-    ids = torch.from_numpy(records.input_ids[begin:end].astype(np.int64))[None]
-    second = torch.arange(end - begin) >= int(records.segment_b_start[sequence])
-    first, last = records.masked_lm_offsets[sequence : sequence + 2]
-    with torch.no_grad():
-        theirs = model.eval()(ids, token_type_ids=second.long()[None])
-    masked = records.masked_lm_positions[first:last].astype(np.int64)
-    return theirs.prediction_logits[0, masked], theirs
+def export(source, target, *more):
+    return main(["export", *map(str, (source, "-o", target, *more))], {"DEVICE": "cpu"})
 
 
 @pytest.mark.parametrize("shape", ["gelu", "gelu_erf"], indirect=True)
-def test_what_is_exported_gives_hugging_faces_classes_the_same_scores(
-    run, make_records, tmp_path, capsys
-):
+def test_hugging_face_scores_an_export_alike(run, make_records, tmp_path, capsys):
     folder, model = run
     target = tmp_path / "my-bert"
-    assert main(["export", str(folder), "-o", str(target)], {}) == 0
+    assert export(folder, target) == 0
     assert "after 2 steps; GELU in its" in capsys.readouterr().err
     said = json.loads((target / "config.json").read_text())
     act = "gelu_new" if model.config.gelu_approximation == "tanh" else "gelu"
     expected = {"model_type": "bert", "architectures": ["BertForPreTraining"]}
     assert said | expected | {"hidden_act": act} == said
+    load = transformers.AutoModelForPreTraining.from_pretrained
+    reference, info = load(target, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
     records = make_records(5, packed=False)
     for sequence in range(3):
-        mlm, theirs = of_hugging_face(target, records, sequence)
+        batch = make_batch(records, np.array([sequence]), 48)
+        ids, kinds = batch.input_ids.long()[None], batch.segment_ids.long()[None]
         with torch.no_grad():
-            ours = model.scored(make_batch(records, np.array([sequence]), 48))
-        nsp = theirs.seq_relationship_logits
+            ours = model.scored(batch)
+            theirs = reference.eval()(ids, token_type_ids=kinds)
+        mlm = theirs.prediction_logits[0, batch.masked_positions.long()]
         torch.testing.assert_close(ours.mlm, mlm, atol=1e-5, rtol=1e-5)
+        nsp = theirs.seq_relationship_logits
         torch.testing.assert_close(ours.nsp, nsp, atol=1e-5, rtol=1e-5)
     encoder = transformers.AutoModel.from_pretrained(target)
     words = model.bert.embeddings.word_embeddings.weight[:211]
     assert torch.equal(encoder.embeddings.word_embeddings.weight, words)
-    first = str(folder / "checkpoints" / "step_0000000001.pt")
-    assert main(["export", first, "-o", str(target)], {}) == 0, "over the other"
+    first = folder / "checkpoints" / "step_0000000001.pt"
+    assert export(first, target) == 0, "over the other"
 
 
 def test_a_checkpoint_in_shards_is_exported_as_one_in_a_file(run, tmp_path):
     folder, model = run
-    assert main(["export", str(folder), "-o", str(tmp_path / "of_file")], {}) == 0
-    state = torch.load(folder / "checkpoints" / "step_0000000002.pt", weights_only=True)
-    facts = {name: state[name] for name in ("bert_config", "vocab_md5")}
-    parameters = dict(model.named_parameters())
-    path = write_in_shards(folder / "checkpoints", 3, parameters, **facts)
+    assert export(folder, tmp_path / "of_file") == 0
+    md5 = newest(folder / "checkpoints")["vocab_md5"]
+    path = save_in_shards(folder / "checkpoints", model, 3, vocab_md5=md5)
     for number, given in enumerate((folder, path)):
         made = tmp_path / f"of_{number}"
-        assert main(["export", str(given), "-o", str(made)], {}) == 0
+        assert export(given, made) == 0
         for file in ("model.safetensors", "config.json", "vocab.txt"):
             expected = (tmp_path / "of_file" / file).read_bytes()
             assert (made / file).read_bytes() == expected
 
 
 @pytest.mark.parametrize("form", ["whole", "encoder", "classifier", "sharded", "bin"])
-def test_any_model_of_the_hubs_layout_starts_a_run(
-    form, run, prepared, make_model, tmp_path
-):
+def test_a_model_of_the_hub_starts_a_run(form, run, prepared, make_model, tmp_path):
     """Folder or file; heads may be missing, and others present; its config.json is the model's."""
-    source, model = run
-    folder = tmp_path / "hub"
-    assert main(["export", str(source), "-o", str(folder)], {}) == 0
+    (source, model), folder = run, tmp_path / "hub"
+    assert export(source, folder) == 0
     kinds = {"encoder": transformers.BertModel}
     kinds["classifier"] = transformers.BertForSequenceClassification
     theirs = kinds.get(form, transformers.BertForPreTraining).from_pretrained(folder)
@@ -170,9 +147,8 @@ def test_any_model_of_the_hubs_layout_starts_a_run(
 
 
 def test_the_check_says_which_heads_are_new(run, prepared, tmp_path):
-    folder, _ = run
-    model = transformers.BertModel(transformers.BertConfig(**huggingface.config_values(trained.describe(
-        trained.find(folder)[-1]).shape, "BertModel")))  # fmt: skip
+    shape = huggingface.config_values(run[1].config, "BertModel")
+    model = transformers.BertModel(transformers.BertConfig(**shape))
     model.save_pretrained(tmp_path / "hub")
     environ = prepared | {"INIT_CHECKPOINT": str(tmp_path / "hub")}
     said = check.report(from_env(PretrainingConfig, environ))
@@ -181,46 +157,44 @@ def test_the_check_says_which_heads_are_new(run, prepared, tmp_path):
     assert weights.endswith("not used none")
 
 
-def test_an_export_that_was_killed_is_done_again_and_leaves_nothing_of_the_first(
+def test_an_export_that_was_killed_is_done_again_and_leaves_nothing_of_it(
     run, tmp_path
 ):
-    folder, _ = run
     left = tmp_path / "killed"
     left.mkdir()
     # Ours, and safetensors' own.
     for name in (".model.safetensors.partial", ".tmpAbCdEf"):
         (left / name).write_bytes(b"half")
-    assert main(["export", str(folder), "-o", str(left)], {}) == 0
+    assert export(run[0], left) == 0
     names = sorted(path.name for path in left.iterdir())
     expected = "config.json model.safetensors tokenizer_config.json vocab.txt"
     assert " ".join(names) == expected
 
 
 def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
-    folder, _ = run
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").touch()
-    (tmp_path / "other.txt").write_text("\n".join(reversed(WORDS)))
-    (tmp_path / "large.txt").write_text("\n".join([*WORDS, "one"]))
-    new = str(tmp_path / "new")
+    folder, new, full = run[0], tmp_path / "new", tmp_path / "full"
+    full.mkdir()
+    (full / "thesis.txt").touch()
+    other, large = tmp_path / "other.txt", tmp_path / "large.txt"
+    other.write_text("\n".join(reversed(WORDS)))
+    large.write_text("\n".join([*WORDS, "one"]))
     cases = [
-        (["export", str(tmp_path / "none"), "-o", new], "no such file or folder"),
-        (["export", str(tmp_path / "full"), "-o", new], "no step_* and no model.safetensors in it"),
-        (["export", str(folder), "-o", str(tmp_path / "full")], "exists and holds no model: give a new folder"),
-        (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "other.txt")], "the model was trained with"),
-        (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "large.txt")], "212 words, and the model 211"),
-        (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "x.txt")], "cannot read the vocabulary"),
-    ]  # fmt: skip
+        ((tmp_path / "none", new), "no such file or folder"),
+        ((full, new), "no step_* and no model.safetensors"),
+        ((folder, full), "exists and holds no model"),
+        ((folder, new, "--vocab", other), "the model was trained with"),
+        ((folder, new, "--vocab", large), "212 words, and the model 211"),
+        ((folder, new, "--vocab", tmp_path / "x.txt"), "cannot read the vocabulary"),
+        ((folder, new), "its vocab.txt is not found: give it by --vocab"),
+    ]
     for arguments, message in cases:
-        status = main(arguments, {"DEVICE": "cpu"})
+        if arguments == (folder, new):
+            vocab_file.unlink()
+        assert export(*arguments) == 2, message
         said = capsys.readouterr().err
-        assert status == 2, message
         assert message in said
         assert said.count("\n") == 1
-    assert not Path(new).exists()
-    vocab_file.unlink()
-    assert main(["export", str(folder), "-o", new], {}) == 2
-    assert "its vocab.txt is not found: give it by --vocab" in capsys.readouterr().err
+    assert not new.exists()
 
 
 def test_the_latest_phase_of_a_two_phase_run_is_taken(run, tmp_path):
@@ -242,15 +216,12 @@ def test_a_cased_vocabulary_is_known_by_its_words(extra, lower, tmp_path):
     assert huggingface.lower_case(tmp_path / "vocab.txt") is not lower
 
 
-def test_what_a_tokenizers_config_says_stays_but_for_the_casing(make_model, tmp_path):
-    config = BertConfig(vocab_size=6, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
-                        intermediate_size=8, max_position_embeddings=16)  # fmt: skip
-    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "the"]))
+def test_what_a_tokenizers_config_says_stays_but_for_the_casing(tiny, tmp_path):
+    (vocab := tmp_path / "vocab.txt").write_text("\n".join(WORDS))
     given = {"strip_accents": False, "model_max_length": 12, "do_lower_case": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
     expected = given | {"do_lower_case": False, "tokenizer_class": "BertTokenizer"}
     for target in (tmp_path / "out", tmp_path):
-        vocab = tmp_path / "vocab.txt"
-        huggingface.write(target, {}, config, {}, vocab, lower_case=False)
+        huggingface.write(target, {}, tiny, {}, vocab, lower_case=False)
         written = json.loads((target / "tokenizer_config.json").read_text())
         assert written == expected
