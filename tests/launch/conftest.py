@@ -1,6 +1,4 @@
-"""A copy of the launch scripts with stand-ins for the trainer, the results review and the
-compliance checker.
-"""
+"""A copy of the launch scripts with stand-ins for the trainer, the review and the checker."""
 
 from __future__ import annotations
 
@@ -163,9 +161,7 @@ class Checkout:
         return [json.loads(call) for call in self.calls(program)]
 
     def stand_in(self, name: str, script: str) -> None:
-        """Puts a program first on PATH that records its arguments, quoted as by the shell, and
-        runs.
-        """
+        """Puts a program first on PATH that records its arguments, quoted as by the shell, and runs."""
         path = self.root.parent / "bin" / name
         path.unlink(missing_ok=True)  # a link leads to the real program
         record = f'echo {name} "${{*@Q}}" >>"{self.calls_file}"'
@@ -200,9 +196,7 @@ def copy_scripts(repository: Path, root: Path) -> None:
 
 @pytest.fixture
 def checkout(repository: Path, tmp_path: Path) -> Checkout:
-    """The scripts with stand-ins, and an environment in which they run: 2 ranks, 1 trial, results
-    in a new folder.
-    """
+    """The scripts with stand-ins: 2 ranks, 1 trial, results in a new folder."""
     return make_checkout(repository, tmp_path)
 
 
@@ -368,9 +362,7 @@ source {configs}/common.sh
 
 @pytest.fixture
 def tiny(repository: Path, tmp_path: Path) -> Path:
-    """Name of a pretraining config with two phases of 40 and 80 steps of a tiny model, with its
-    data.
-    """
+    """Name of a pretraining config with two phases of 40 and 80 steps of a tiny model."""
     tiny_data.write(tmp_path, {"packed": [(60, True, 3)]})
     text = TINY.format(configs=repository / "configs", data=tmp_path)
     (tmp_path / "pretrain_tiny.sh").write_text(text)

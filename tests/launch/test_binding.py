@@ -1,6 +1,4 @@
-"""Ranks are bound near their GPUs, on synthetic sysfs trees: only to allowed CPUs, and never with a
-failure.
-"""
+"""Ranks are bound near their GPUs, only to allowed CPUs, and never with a failure."""
 
 from __future__ import annotations
 

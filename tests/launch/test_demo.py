@@ -10,7 +10,7 @@ import pytest
 from ..waiting import wait_until
 from .captured import Done
 from .conftest import CONFIG
-from .test_trial import processes
+from .test_trial import none_left
 
 # Stands in for the preparation: `python -m input_preprocessing...`, and what demo.sh asks Python
 # about.
@@ -65,7 +65,7 @@ def test_processes_of_a_demo_end_with_it(demo, script, number):
     wait_until((folder / "there").exists)
     process.send_signal(number)
     assert process.wait(240) in (143, -signal.SIGKILL)
-    wait_until(lambda: not processes(folder / "held"), 60)
+    none_left(folder / "held")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -1,6 +1,4 @@
-"""run_with_docker.sh: the container gets what the run needs and no more, and none is left
-behind.
-"""
+"""run_with_docker.sh: a container gets what the run needs and no more, and none is left behind."""
 
 from __future__ import annotations
 

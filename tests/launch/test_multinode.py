@@ -18,7 +18,7 @@ import pytest
 from ..waiting import free_ports, wait_until
 from . import platforms
 from .captured import captured
-from .test_trial import processes
+from .test_trial import none_left
 
 ODD = "two  spaces; $(exit 9) 'quoted' \"twice\"\nand a line"
 DROP = '#!/bin/sh\n[ "$OF_HOST" != "$STUBBORN" ]\n'
@@ -69,17 +69,10 @@ def test_values_reach_the_machines_unchanged_and_a_secret_does_not(machines):
 READ = 'source launch/run/environment.sh; environment::read; printf "%s|%s" "$NCCL_ODD" "${MY_TOKEN-unset}"'
 
 
-def test_a_rank_that_dies_ends_the_ranks_of_every_machine(machines):
-    reason = f"trial 0: rank 1 on {os.uname().nodename} was killed by SIGKILL"
-    machines.failed(reason, TRIAL_0="kill:1")
-    assert (machines.run_dir / "failed_0.txt").exists()
-    wait_until(lambda: not processes(machines.root))
-
-
 def test_a_connection_that_breaks_ends_the_ranks_of_every_machine(machines):
     reason = "trial 0: dgx2: the ssh connection ended, see output_0.txt"
     machines.failed(reason, TRIAL_0="hang", LOST="dgx2")
-    wait_until(lambda: not processes(machines.root))
+    none_left(machines.root)
 
 
 def test_a_machine_that_does_not_share_the_results_still_says_why_it_failed(machines):
@@ -266,7 +259,7 @@ def hanging(sshd):
 def test_a_real_ssh_server_ends_the_ranks_of_a_killed_script(sshd, hanging):
     hanging.send_signal(signal.SIGTERM)
     sshd.ended(hanging, 143)
-    wait_until(lambda: not processes(sshd.root), every=0.2)
+    none_left(sshd.root)
 
 
 def test_a_real_connection_that_breaks_ends_the_ranks_of_both_machines(sshd, hanging):
@@ -278,4 +271,4 @@ def test_a_real_connection_that_breaks_ends_the_ranks_of_both_machines(sshd, han
                 os.kill(int(number), signal.SIGKILL)
     reason = "trial 0: 127.0.0.2: the ranks ended with exit status 137"
     assert reason in sshd.ended(hanging).last_line
-    wait_until(lambda: not processes(sshd.root), every=0.2)
+    none_left(sshd.root)

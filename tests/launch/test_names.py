@@ -1,6 +1,4 @@
-"""A name that looks misspelt stops every launch script; your exports win over a config; configs
-switch cleanly.
-"""
+"""A misspelt name stops every launch script; your exports win over a config; configs switch cleanly."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from .captured import Done, captured
 
 SCRIPTS = {
     "local": "./run_local.sh", "docker": "CONT=image ./run_with_docker.sh", "ssh": "HOSTS=node1 ./run_multinode.sh",
-    "slurm": "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 ./run.sub", "demo": "launch/tools/demo.sh",
+    "slurm": "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 ./run.sub",
 }  # fmt: skip
 NO_SETTING = "XYZZY: no such setting: docs/variables.md has all"
 # All scripts ask one function: each of them one name, and one of them each.

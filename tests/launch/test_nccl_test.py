@@ -1,6 +1,4 @@
-"""The all-reduce test before the trials: a failure ends the run before a trial starts, with the
-reason last.
-"""
+"""The all-reduce test: a failure ends the run before a trial starts, with the reason last."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A run's changes to its nodes (clocks, staged data) are verified when made, and undone however the
-run ends.
-"""
+"""A run's changes to its nodes (clocks, staged data) are verified, and undone however it ends."""
 
 from __future__ import annotations
 
@@ -13,10 +11,9 @@ import pytest
 from bert.data.loader import LoaderConfig
 from common.env import BOOLEANS, from_env
 
-from ..waiting import wait_until
 from . import platforms
 from .captured import Done, captured
-from .test_trial import processes
+from .test_trial import none_left
 
 # Like the real nvidia-smi: without support of a GPU a warning and exit status 0; without root
 # status 4 and a message.
@@ -61,7 +58,7 @@ def test_clocks_are_locked_once_and_reset_also_after_a_failure(gpus):
 def test_a_watcher_that_sleeps_longer_than_the_run_undoes_nothing_of_the_next(gpus):
     gpus.edit("run/child.sh", "read -rt 1", "read -rt 3")
     gpus.run(status=0)
-    wait_until(lambda: not processes(gpus.root))
+    none_left(gpus.root)
     assert clock_calls(gpus) == ONCE
 
 

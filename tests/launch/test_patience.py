@@ -14,7 +14,7 @@ import pytest
 from ..waiting import running, wait_until
 from .test_power import IPMI
 from .test_run_sub import pyxis as pyxis
-from .test_trial import processes
+from .test_trial import none_left, processes
 
 HANGS = 'exec -a "$0" sleep 900'  # found by its name
 
@@ -52,7 +52,7 @@ def test_a_hung_power_reading_and_a_hung_clock_reset_are_abandoned(checkout):
     checkout.stand_in("nvidia-smi", f"case $* in {answers} esac")
     done = checkout.run(POWER="1", GPU_CLOCKS="1410", NCCL_TEST="0", status=0)
     assert "run: warning: power was not sampled to the end on every node" in done.stderr
-    wait_until(lambda: not processes(checkout.root.parent))
+    none_left(checkout.root.parent)
 
 
 def enroot(name: str, removal: str) -> str:
@@ -119,7 +119,7 @@ def test_a_hung_reading_does_not_delay_the_last_line_of_an_interrupted_run(check
     done = checkout.interrupted(POWER="1")
     assert time.monotonic() - begun < 55
     assert done.last_line.startswith("run: error: interrupted by SIGTERM; ")
-    wait_until(lambda: not processes(checkout.root.parent))
+    none_left(checkout.root.parent)
 
 
 def test_a_signal_that_comes_just_as_the_ranks_start_ends_them(checkout):
@@ -131,7 +131,7 @@ def test_a_signal_that_comes_just_as_the_ranks_start_ends_them(checkout):
     process.send_signal(signal.SIGTERM)
     done = checkout.ended(process)
     assert done.last_line.startswith("run: error: interrupted by SIGTERM; ")
-    wait_until(lambda: not processes(checkout.root.parent))
+    none_left(checkout.root.parent)
 
 
 def test_a_signal_that_comes_just_as_a_trainer_starts_ends_it(checkout):
@@ -146,4 +146,4 @@ def test_a_signal_that_comes_just_as_a_trainer_starts_ends_it(checkout):
     wait_until(started.exists)
     process.send_signal(signal.SIGTERM)
     checkout.ended(process, 143)
-    wait_until(lambda: not processes(checkout.root.parent))
+    none_left(checkout.root.parent)

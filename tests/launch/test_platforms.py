@@ -9,10 +9,9 @@ import signal
 
 import pytest
 
-from ..waiting import wait_until
 from .conftest import Checkout
 from .platforms import PLATFORMS
-from .test_trial import processes
+from .test_trial import none_left
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def test_a_rank_that_fails_ends_the_ranks_and_is_the_last_line(platform):
     platform.edit("run/ranks.sh", "OUTLIVE=90", "OUTLIVE=1")
     platform.failed("trial 0: the loss is nan at step 3", TRIAL_0="crash:1")
     assert (platform.run_dir / "failed_0.txt").exists()
-    wait_until(lambda: not processes(platform.root), every=0.2)
+    none_left(platform.root)
 
 
 @pytest.mark.parametrize("platform", PLATFORMS, indirect=True)
@@ -43,7 +42,7 @@ def test_a_signal_ends_every_rank_and_says_how_to_continue(platform, request):
     assert done.last_line == f"run: error: {why}{continues}"
     assert (platform.run_dir / "failed_0.txt").exists()
     assert not (platform.run_dir / "result_0.txt").exists()
-    wait_until(lambda: not processes(platform.root), every=0.2)
+    none_left(platform.root)
 
 
 # Platform, settings, what the only line says.

@@ -1,6 +1,4 @@
-"""run_pretraining.sh: phase 1, warm start of phase 2; interrupted at any moment, the same command
-continues.
-"""
+"""run_pretraining.sh: phase 1, warm start of phase 2; interrupted, the same command continues."""
 
 from __future__ import annotations
 
@@ -9,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+import time
 
 import pytest
 
 from ..bert.states import newest, same
 from ..waiting import processes_with, wait_until
 from .captured import Done, captured
-from .test_trial import processes
+from .test_trial import none_left
 
 CONFIG = "configs/pretrain_large_H100"
 COMMAND = f"./run_pretraining.sh {CONFIG}"
@@ -72,7 +70,7 @@ def test_a_killed_chain_ends_its_phase_which_says_how_to_continue(chain):
     done = chain.ended(process)
     continued = f"the same ./run_pretraining.sh with RUN_NAME={NAME} continues"
     assert done.last_line == f"run: error: interrupted by SIGTERM; {continued}"
-    wait_until(lambda: not processes(chain.root), 60)
+    none_left(chain.root)
 
 
 def test_a_signal_before_the_phase_has_started_is_not_lost(chain):
@@ -141,49 +139,6 @@ def test_slurm_gets_both_phases_as_a_chain_that_starts_in_the_users_folder(check
     assert "phase 1 is job 41, phase 2 job 42 after it" in finished.stderr
 
 
-class Tour:
-    """Runs of run_pretraining.sh on the tiny config, ended at chosen moments and started again."""
-
-    def __init__(self, repository: Path, config: Path, results: Path) -> None:
-        self.repository, self.config, self.results = repository, config, results
-        self.environ = {
-            "PATH": os.environ["PATH"], "HOME": str(results), "PYTHON": sys.executable, "LOGDIR": str(results),
-        }  # fmt: skip
-        results.mkdir()
-
-    def start(self, name: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            ["./run_pretraining.sh", str(self.config)], cwd=self.repository, env=self.environ | {"RUN_NAME": name},
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def last_state(self, name: str, how: int, moments: list[str]) -> dict[str, object]:
-        """Last checkpoint of a run that is ended at each moment: as soon as a file of a given name
-        exists.
-        """
-        folder = self.results / name
-        for pattern in moments:
-            process = self.start(name)
-
-            def over(pattern=pattern, process=process) -> bool:
-                return process.poll() is not None or any(folder.glob(pattern))
-
-            wait_until(over, 120, 0.002)
-            assert process.poll() is None, f"it ended before {pattern}"
-            if how == signal.SIGTERM:  # which the script passes on
-                process.send_signal(how)
-            else:
-                for number in processes_with(f"LOGDIR={self.results}"):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(number, how)
-            said = process.communicate(timeout=120)[1]
-            assert process.returncode != 0, said
-        process = self.start(name)
-        said = process.communicate(timeout=300)[1]
-        assert process.returncode == 0, said
-        return newest(folder / "phase2" / "checkpoints")
-
-
 MOMENTS = [
     "phase1/running_0/result_0.txt",  # before the first step
     "phase1/checkpoints/step_*02.pt",  # in the warm-up, after a checkpoint's rename
@@ -203,11 +158,35 @@ MOMENTS = [
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_ended_at_ten_moments_it_ends_like_undisturbed(how, repository, tiny, tmp_path):
     """In both phases, between them and at the end: weights, masters and moments bit for bit."""
-    tour = Tour(repository, tiny, tmp_path / "results")
-    whole = tour.last_state("whole", how, [])
+    results, line = tmp_path / "results", ["./run_pretraining.sh", str(tiny)]
+    results.mkdir()
+    environ = {
+        "PATH": os.environ["PATH"], "HOME": str(results), "PYTHON": sys.executable, "LOGDIR": str(results),
+    }  # fmt: skip
+    files = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+
+    def last_state(name: str, moments: list[str]) -> dict[str, object]:
+        """Last checkpoint of a run that is ended at each moment, as soon as such a file exists."""
+        folder, own = results / name, environ | {"RUN_NAME": name}
+        for pattern in (*moments, ""):
+            process = subprocess.Popen(line, cwd=repository, env=own, **files)
+            while pattern and process.poll() is None and not any(folder.glob(pattern)):
+                time.sleep(0.002)
+            assert not pattern or process.poll() is None, f"it ended before {pattern}"
+            mine = [process.pid]  # SIGTERM goes to the script, which passes it on
+            if how == signal.SIGKILL:
+                mine = processes_with(f"LOGDIR={results}")
+            for number in mine if pattern else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, how)
+            said = process.communicate(timeout=300)[1]
+            assert (process.returncode == 0) == (not pattern), said
+        return newest(folder / "phase2" / "checkpoints")
+
+    whole = last_state("whole", [])
     assert whole["step"] == 80
     moments = MOMENTS if how == signal.SIGKILL else [MOMENTS[1], MOMENTS[6], MOMENTS[8]]
-    assert same(whole, tour.last_state("parts", how, moments))
+    assert same(whole, last_state("parts", moments))
 
 
 @pytest.fixture
@@ -218,9 +197,7 @@ def environ(tmp_path, quick_python):
     }  # fmt: skip
 
 
-def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(
-    tiny, repository, tmp_path, environ
-):
+def test_one_phase_ends_and_a_check_trains_nothing(tiny, repository, tmp_path, environ):
     results, line = tmp_path / "results", ["./run_pretraining.sh", str(tiny)]
     given = {"cwd": repository, "env": environ | {"NUM_PHASES": "1"}}
     checked = captured([*line, "--check"], 0, **given)
@@ -236,9 +213,7 @@ def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(
 
 
 @pytest.mark.parametrize("name", ["configs/pretrain_demo", "configs/pretrain_demo_1x2"])
-def test_a_config_is_found_by_its_name_from_any_folder(
-    name, repository, tmp_path, environ
-):
+def test_a_config_is_found_from_any_folder(name, repository, tmp_path, environ):
     line = [str(repository / "run_pretraining.sh"), name, "--check"]
     checked = captured(line, cwd=tmp_path, env=environ)
     assert "no such config" not in checked.stderr
@@ -246,9 +221,7 @@ def test_a_config_is_found_by_its_name_from_any_folder(
     assert missing in checked.stderr
 
 
-def test_a_run_continues_in_its_own_name_and_no_other_takes_its_checkpoints(
-    tiny, repository, tmp_path, environ
-):
+def test_a_run_continues_and_no_other_does(tiny, repository, tmp_path, environ):
     """Without RESUME=1, both trials, also one that lost its result after its last checkpoint."""
     environ |= {"NEXP": "2", "EVAL_ITER_SAMPLES": "0", "MAX_STEPS": "8"}
     environ["NCCL_TEST"] = "0"

@@ -1,6 +1,4 @@
-"""One rule says which Python runs, for every script; and a shell that cannot read env.sh or a config
-says so in one line.
-"""
+"""One rule says which Python runs; a shell that cannot read env.sh or a config says so in one line."""
 
 from __future__ import annotations
 

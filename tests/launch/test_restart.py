@@ -66,7 +66,7 @@ HUNG, UNFIT, KILLED = "missing 3 n2 - hung", "unfit - n2 - slow", "killed 3 n2 7
 
 
 @pytest.mark.parametrize(
-    ("records", "env", "can_leave_out", "plan"),
+    ("records", "env", "can", "plan"),
     [
         ([HUNG], SPARE, "1", "hung 3 n2"),
         ([HUNG], RESUMES, "1", "hung 3 n2"),
@@ -86,11 +86,10 @@ HUNG, UNFIT, KILLED = "missing 3 n2 - hung", "unfit - n2 - slow", "killed 3 n2 7
         (["missing 3 n2"], SPARE, "1", ""),  # a line that was cut off
     ],
 )
-def test_records_decide_whether_and_without_which_nodes_a_run_starts_again(
-    ask, tmp_path, records, env, can_leave_out, plan
-):
+def test_records_decide_how_a_run_starts_again(ask, tmp_path, records, env, can, plan):
+    """Whether, and without which nodes; can: nodes can be left out."""
     write(tmp_path, records)
-    assert " ".join(ask("plan", can_leave_out, **env)) == plan
+    assert " ".join(ask("plan", can, **env)) == plan
 
 
 def test_without_a_scheduler_no_node_can_be_left_out(repository, tmp_path):
@@ -116,9 +115,7 @@ def test_nodes_that_did_not_answer_are_reported_if_others_did(repository, tmp_pa
         (["killed 2 n2 9 third", "crashed 3 n2 9 fourth"], "crashed 3 n2 9 fourth"),
     ],
 )
-def test_the_first_rank_that_fails_leaves_its_record_and_causes_replace_it(
-    records, tmp_path, left, status
-):
+def test_a_record_is_replaced_by_causes_alone(records, tmp_path, left, status):
     for line in left:
         records.leave(tmp_path, records.Record(*line.split(" ")))
     assert (tmp_path / "status").read_text() == status.replace(" ", "\t") + "\n"

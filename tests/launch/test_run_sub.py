@@ -16,7 +16,7 @@ from ..waiting import wait_until
 from . import platforms
 from .captured import Done, captured
 from .platforms import scontrol, srun
-from .test_trial import processes
+from .test_trial import none_left
 
 
 def ended(
@@ -36,9 +36,7 @@ def ended(
 
 
 def signal_the_ranks_shell(script: int) -> None:
-    """Kills the parent of the ranks' processes, if possible, and gives the script time to
-    notice.
-    """
+    """Kills the parent of the ranks' processes, if possible; gives the script time to notice."""
     children = captured(["pgrep", "-P", str(script)], status=0)
     for child in children.stdout.split():  # the other one is the watcher of the ranks
         os.kill(int(child), signal.SIGTERM)
@@ -74,9 +72,7 @@ OF_SBATCH = ("GPUS_PER_TASK", "CPU_BIND", "NTASKS", "NTASKS_PER_NODE")
         ("task/none", False, "", "", "none"),
     ],
 )
-def test_a_job_has_its_name_and_its_steps_what_works(
-    slurm, plugin, bound, wanted, broken, used
-):
+def test_steps_have_what_works(slurm, plugin, bound, wanted, broken, used):
     """A task of an array, whose SLURM_JOB_ID may be the array's, is asked for by its own number."""
     del slurm.env["BINDING"]
     slurm.stand_in("date", "echo today")
@@ -99,9 +95,7 @@ def test_a_job_has_its_name_and_its_steps_what_works(
 
 
 @pytest.mark.parametrize("script", ["run.sub", "certify.sub"])
-def test_a_job_finds_the_repository_of_its_command_before_that_of_its_submission(
-    repository, tmp_path, script
-):
+def test_a_job_finds_its_commands_repository(repository, tmp_path, script):
     for name in ("spool", "command", "submission", "bin"):
         (tmp_path / name / "launch").mkdir(parents=True)
     for name in ("command", "submission"):
@@ -283,7 +277,7 @@ def test_nothing_that_hangs_delays_the_last_line_until_slurm_kills_the_job(slurm
     why = "interrupted by SIGTERM (Slurm's controller did not say why)"
     assert said.startswith(f"run: error: {why}; RUN_NAME=stopped continues ")
     # the watcher of the ranks checks once a second whether it is still needed
-    wait_until(lambda: not processes(slurm.root))
+    none_left(slurm.root)
 
 
 def test_before_the_time_limit_the_ranks_may_save_for_longer_than_killwait(slurm):

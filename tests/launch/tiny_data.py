@@ -29,9 +29,7 @@ DATA = {
 
 
 def records(num_rows: int, packed: bool, seed: int) -> Records:
-    """Synthetic records in which half the labels are one word, so that there is something to
-    learn.
-    """
+    """Synthetic records in which half the labels are one word, so that there is something to learn."""
     made = synthetic_records(num_rows, LENGTH, VOCABULARY, packed, seed)
     common = np.arange(len(made.masked_lm_ids)) % 2 == 0
     labels = np.where(common, 7, made.masked_lm_ids).astype(np.int16)

@@ -1,6 +1,4 @@
-"""Stand-in for the all-reduce test; ALLREDUCE in the environment sets the outcome, after a restart it
-is a success.
-"""
+"""Stand-in for the all-reduce test, whose outcome ALLREDUCE sets; after a restart it is a success."""
 
 import os
 import signal

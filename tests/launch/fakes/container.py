@@ -43,9 +43,7 @@ def covered(path: str, mounts: list[str]) -> bool:
 
 
 def refuse(options: dict[str, list[str]]) -> int:
-    """Exit status and message of a daemon that has no GPUs or cannot raise limits; 0 if it
-    accepts.
-    """
+    """Exit status and message of a daemon without GPUs or limits; 0 if it accepts."""
     if os.environ.get("NO_GPUS") and "--gpus" in options:
         print(f'{DAEMON} could not select device driver "" with capabilities: [[gpu]].')
         return 125
