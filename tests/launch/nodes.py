@@ -35,6 +35,17 @@ def require(up: subprocess.CompletedProcess[str]) -> None:
     assert up.returncode == 0, up.stderr
 
 
+def pyxis(folder: Path, script: Path) -> Path:
+    """Compiles the stand-in for pyxis, which runs this script; a list of Slurm's plugins with it."""
+    library, stack = folder / "pyxis.so", folder / "plugstack.conf"
+    source = SCRIPT.with_name("fakes") / "pyxis.c"
+    line = ["gcc", "-shared", "-fPIC", "-o", str(library), str(source)]
+    if subprocess.run(line, check=False).returncode:
+        missing("the stand-in for pyxis needs gcc and libslurm-dev")
+    stack.write_text(f"required {library} {script}\n")
+    return stack
+
+
 def number(node: str) -> str:
     return re.sub(r"\D", "", node)
 
@@ -53,9 +64,8 @@ class Nodes:
 
     def call(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a command of the cluster's script."""
-        return captured(
-            [SCRIPT, command, self.folder, *words], env=self.environ, timeout=180
-        )
+        line = [SCRIPT, command, self.folder, *words]
+        return captured(line, env=self.environ, timeout=180)
 
     def enter(self, node: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a command on a node; its exit status is not judged."""
@@ -63,11 +73,8 @@ class Nodes:
 
     def slurm(self, *command: str, limit: float = 60, **settings: str) -> str:
         """Output of a command of Slurm, which has to succeed."""
-        done = captured(
-            command, cwd=self.repository, env=self.environ | settings, timeout=limit
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        how = {"cwd": self.repository, "env": self.environ | settings}
+        return captured(command, 0, timeout=limit, **how).stdout
 
     def controller(self, way: str) -> None:
         """Stops Slurm's controller, or starts it again."""
@@ -107,9 +114,7 @@ class Nodes:
 
 
 @contextmanager
-def running(
-    repository: Path, folder: Path, count: int, **settings: str
-) -> Iterator[Nodes]:
+def running(repository: Path, folder: Path, count: int, **settings: str) -> Iterator[Nodes]:  # fmt: skip
     """A cluster in this folder, with settings of its script."""
     if os.geteuid() != 0:
         missing("a Slurm of separate nodes needs root")

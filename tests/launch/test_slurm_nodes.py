@@ -1,6 +1,4 @@
-"""A run on a real Slurm of separate nodes that lose power, hang or are cut off: it ends like an
-undisturbed one.
-"""
+"""A run on a real Slurm of nodes that lose power, hang or are cut off ends like an undisturbed one."""
 
 from __future__ import annotations
 
@@ -10,14 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ..bert.states import newest, same
-from ..waiting import wait_until
-from .captured import captured
+from ..waiting import state, wait_until
 from .conftest import Job
 from .nodes import Nodes, running
 from .tiny_data import TO_A_TARGET, write
@@ -62,35 +58,23 @@ class Runs(Nodes):
 
     def submit(self, name: str, **settings: str) -> Job:
         """Submits a run of that name, as a user would."""
-        output, chosen = (
-            self.folder / f"{name}.out",
-            SETTINGS | {"RUN_NAME": name} | settings,
-        )
+        output = self.folder / f"{name}.out"
+        chosen = SETTINGS | {"RUN_NAME": name} | settings
         exports = " ".join(f"{key}={value}" for key, value in chosen.items())
         count = int(chosen["DGXNNODES"]) + int(chosen.get("SPARE_NODES", 0))
         line = f"source env.sh; source {CONFIG}; export {exports}; "
         line += f"sbatch --parsable -N {count} --time=10 --output={output} run.sub"
         known = {
             "DATADIR": str(self.folder), "PYTHON": sys.executable, "LOGDIR": str(self.folder / "results"),
+            "CHECKPOINT_DIR": str(self.folder / name), "PYTHONPATH": str(self.folder / "site"),
         }  # fmt: skip
-        known |= {
-            "CHECKPOINT_DIR": str(self.folder / name),
-            "PYTHONPATH": str(self.folder / "site"),
-        }
-        done = captured(
-            ["bash", "-c", line], cwd=self.repository, env=self.environ | known, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return Job(int(done.stdout), output)
+        return Job(int(self.slurm("bash", "-c", line, **known)), output)
 
     def begin_again(self, job: Job) -> None:
-        """Waits for a requeue and starts the job, as an administrator can; Slurm would hold it for
-        two minutes.
-        """
+        """Waits for a requeue and starts the job, as an administrator can; Slurm would hold it."""
         restarts = job.field("Restarts")
-        job.wait_for(
-            lambda: (job.field("JobState") == "PENDING" and job.field("Restarts") != restarts),
-        )  # fmt: skip
+        job.wait_for(lambda: job.field("Restarts") != restarts)
+        job.wait_for(lambda: job.field("JobState") == "PENDING")
         self.slurm("scontrol", "update", f"JobId={job.number}", "StartTime=now+3")
         job.wait_for(lambda: job.field("JobState") == "RUNNING")
 
@@ -101,15 +85,22 @@ class Runs(Nodes):
         node, found = mark.read_text(), list[int]()
 
         def look() -> bool:
-            for process in self.processes(node):
-                with suppress(OSError):
-                    status = (process / "stat").read_text()
-                    if status.rsplit(")", 1)[1].split()[0] == "T":
-                        found.append(int(process.name))
+            numbers = [int(process.name) for process in self.processes(node)]
+            found.extend(pid for pid in numbers if state(pid) == "T")
             return bool(found)
 
         wait_until(look)
         return node, found[0]
+
+    def ended(self, name: str, job: Job, restarts: int, undisturbed: dict) -> list[str]:
+        """It ends like an undisturbed run; the lines about restarts, just before the last one."""
+        job.wait()
+        assert (job.exit_code, job.field("Restarts")) == (0, str(restarts)), job.output
+        assert same(undisturbed, newest(self.folder / name))
+        begin, every = "run: restarted at ", job.output.splitlines()
+        lines = [line for line in every if line.startswith(begin)]
+        assert every[-len(lines) - 1 : -1] == lines
+        return [line.split(", ", 1)[1] for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -132,19 +123,9 @@ def undisturbed(nodes: Runs) -> dict[str, object]:
 
 
 STOP = "step_00000001*,step_00000004*,step_00000007*"
+TWICE = STOP.rpartition(",")[0]
 NOT_COME = r"rank 1 on {0} did not reach a collective, DIST_TIMEOUT=30 s"
 LOST = f"without {{0}}: (lost by Slurm|{NOT_COME})"
-
-
-def told(job: Job) -> list[str]:
-    """The lines about restarts, which must come just before the last line."""
-    lines = [
-        line
-        for line in job.output.splitlines()
-        if line.startswith("run: restarted at ")
-    ]
-    assert job.output.splitlines()[-len(lines) - 1 : -1] == lines
-    return [line.split(", ", 1)[1] for line in lines]
 
 
 def test_a_run_with_three_spares_survives_three_lost_nodes(nodes, undisturbed):
@@ -156,22 +137,17 @@ def test_a_run_with_three_spares_survives_three_lost_nodes(nodes, undisturbed):
     node, rank = nodes.stopped("spares", 2, job)
     nodes.call("cut", node.removeprefix("node"))
     os.kill(rank, signal.SIGCONT)
-    job.wait()
-    assert (job.exit_code, job.field("Restarts")) == (0, "0"), job.output
+    told = nodes.ended("spares", job, 0, undisturbed)
     assert [*lost, node] == ["node2", "node3", "node4"]
-    for line, name, step in zip(told(job), [*lost, node], (1, 4, 7), strict=True):
-        assert re.fullmatch(
-            LOST.format(name) + rf"; continues from step {step}\d\d(, repeating .*)?",
-            line,
-        )
-    assert same(undisturbed, newest(nodes.folder / "spares"))
+    for line, name, step in zip(told, [*lost, node], (1, 4, 7), strict=True):
+        expected = LOST.format(name) + rf"; continues from step {step}\d\d(, rep.*)?"
+        assert re.fullmatch(expected, line)
 
 
-def test_without_a_spare_the_job_is_requeued_elsewhere_after_a_lost_script_and_a_hang_and_at_the_time_limit(
-    nodes, undisturbed
-):
+def test_without_a_spare_the_job_is_requeued_elsewhere(nodes, undisturbed):
+    """After a lost script and a hang, and at the time limit."""
     nodes.bring_back()
-    job = nodes.submit("requeued", STOP=STOP.rpartition(",")[0])
+    job = nodes.submit("requeued", STOP=TWICE)
     nodes.stopped("requeued", 0, job)
     host = job.field("BatchHost")
     nodes.call("poweroff", host.removeprefix("node"))
@@ -182,23 +158,17 @@ def test_without_a_spare_the_job_is_requeued_elsewhere_after_a_lost_script_and_a
     job.wait_for(lambda: list((nodes.folder / "requeued").glob("step_00000008*")))
     subprocess.run(["scancel", "--batch", "--signal=USR1", str(job.number)], check=True)
     nodes.begin_again(job)
-    job.wait()
-    assert (job.exit_code, job.field("Restarts")) == (0, "3"), job.output
-    first, second, third = told(job)
-    assert re.fullmatch(
+    expected = [
         rf"without {host}: lost by Slurm, with the job's script; continues from step 1\d\d.*",
-        first,
-    )
-    assert re.fullmatch(LOST.format(hung) + r"; continues from step 4\d\d.*", second)
-    assert re.fullmatch(
-        r"the job reached its time limit of 00:10:00; continues from step \d+.*", third
-    )
-    assert same(undisturbed, newest(nodes.folder / "requeued"))
+        LOST.format(hung) + r"; continues from step 4\d\d.*",
+        r"the job reached its time limit of 00:10:00; continues from step \d+.*",
+    ]
+    told = nodes.ended("requeued", job, 3, undisturbed)
+    for pattern, line in zip(expected, told, strict=True):
+        assert re.fullmatch(pattern, line)
 
 
-def test_a_script_lost_while_the_run_is_checked_is_requeued_without_its_node(
-    nodes, undisturbed
-):
+def test_a_script_lost_at_the_checks_is_requeued_without_its_node(nodes, undisturbed):
     """No rank runs yet that could notice it: only the guards do."""
     nodes.bring_back()
     held = nodes.folder / "held"
@@ -207,26 +177,19 @@ def test_a_script_lost_while_the_run_is_checked_is_requeued_without_its_node(
     host = job.field("BatchHost")
     nodes.call("poweroff", host.removeprefix("node"))
     nodes.begin_again(job)
-    job.wait()
-    assert (job.exit_code, job.field("Restarts")) == (0, "1"), job.output
+    told = nodes.ended("early", job, 1, undisturbed)
     assert host not in nodes.names(job.field("NodeList"))
-    assert told(job) == [
-        f"without {host}: lost by Slurm, with the job's script; continues from step 0"
-    ]
-    assert same(undisturbed, newest(nodes.folder / "early"))
+    why = f"without {host}: lost by Slurm, with the job's script"
+    assert told == [f"{why}; continues from step 0"]
 
 
 def test_a_rank_that_is_killed_is_restarted_once_where_it_was(nodes, undisturbed):
     nodes.bring_back()
-    job = nodes.submit("killed", STOP=STOP.rpartition(",")[0])
+    job = nodes.submit("killed", STOP=TWICE)
     for number in range(2):
         _, rank = nodes.stopped("killed", number, job)
         os.kill(rank, signal.SIGKILL)
-    job.wait()
-    assert (job.exit_code, job.field("Restarts")) == (0, "0"), job.output
-    for line, step in zip(told(job), (1, 4), strict=True):
-        assert re.fullmatch(
-            rf"rank 1 on node\d was killed by SIGKILL; continues from step {step}\d\d.*",
-            line,
-        )
-    assert same(undisturbed, newest(nodes.folder / "killed"))
+    told = nodes.ended("killed", job, 0, undisturbed)
+    killed = r"rank 1 on node\d was killed by SIGKILL; continues from step"
+    for line, step in zip(told, (1, 4), strict=True):
+        assert re.fullmatch(rf"{killed} {step}\d\d.*", line)
