@@ -84,12 +84,9 @@ def exported(**settings: str) -> str:
 def shell(repository: Path, quick_python: Path, tmp_path: Path) -> Shell:
     """In the checkout, with an interpreter that has PyTorch."""
     environment = {
-        "PATH": f"{quick_python.parent}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "PYTHON": str(quick_python),
-        "LOGDIR": str(tmp_path / "results"),
-        "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
-    }
+        "PATH": f"{quick_python.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "PYTHON": str(quick_python),
+        "LOGDIR": str(tmp_path / "results"), "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
+    }  # fmt: skip
     return Shell(tmp_path, repository, environment)
 
 

@@ -44,9 +44,8 @@ def instances(count: int, seed: int, longest: int = 40) -> list[Instance]:
         segment_a = int(rng.integers(3, length - 3))
         ids[0], ids[[segment_a - 1, -1]] = CLS, SEP
         words = np.setdiff1d(np.arange(1, length - 1), [segment_a - 1])
-        positions = np.sort(
-            rng.choice(words, min(MASKS, max(1, round(length * 0.15))), False)
-        )
+        masked = min(MASKS, max(1, round(length * 0.15)))
+        positions = np.sort(rng.choice(words, masked, False))
         labels = np.where(np.arange(len(positions)) % 2, ids[positions], FIRST)
         ids[positions] = MASK
         made.append(Instance(ids.tolist(), segment_a, positions.tolist(), labels.tolist(), int(rng.integers(2))))  # fmt: skip
@@ -168,10 +167,7 @@ def model_files(phase1: Path) -> None:
 
 def nvidia_checkpoint(path: Path) -> None:
     """As convert_tf_checkpoint.py saves it: {"model": ...} with its names, the vocabulary padded."""
-    h, f, v = (MODEL[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))  # fmt: skip
-    assert isinstance(h, int)
-    assert isinstance(f, int)
-    assert isinstance(v, int)
+    h, f, v = (int(MODEL[name]) for name in ("hidden_size", "intermediate_size", "vocab_size"))  # fmt: skip
     words, shapes = -(-v // 8) * 8, {}
     embeddings = {"word": words, "position": 512, "token_type": 2}
     dense = {"bert.pooler.dense_act": (h, h), "cls.predictions.transform.dense_act": (h, h), "cls.seq_relationship": (2, h)}  # fmt: skip

@@ -44,9 +44,7 @@ def test_their_files_are_taken_trained_on_and_evaluated(reference: Shell) -> Non
         f"{STAGES} import_records --source tfrecord_dir --target hdf5/training-4320 --vocab-file phase1/vocab.txt\n"
         f"{STAGES} evalset --source eval_intermediate --target eval/part_eval_10k.hdf5 --num-samples 20\n"
     )
-    assert "the benchmark's has 514,241,279" in done.stderr, (
-        "they are not its TFRecords"
-    )
+    assert "the benchmark's has 514,241,279" in done.stderr, "not its TFRecords"
     site = "source env.sh\nsource configs/config_DGXA100_1x8x56x1.sh\n"
     data = {"DATADIR": str(folder), "CHECKPOINT_DIR": str(folder / "saved")}
     own = exported(EXCHANGE_GROUP="2", **data)
@@ -100,9 +98,7 @@ assert all(np.array_equal(variable.numpy(), reader.get_tensor(key)) for key, var
 
 
 @pytest.mark.journey
-def test_tensorflow_itself_restores_every_variable(
-    reference: Shell, repository: Path
-) -> None:
+def test_tensorflow_itself_restores_every_variable(reference: Shell, repository: Path) -> None:  # fmt: skip
     """As objects of those names: the official encoder's, which needs no package but TensorFlow."""
     home = repository / ".cache" / "tensorflow"
     if not (home / "ready").exists():
