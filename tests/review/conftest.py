@@ -257,18 +257,13 @@ def quiet_tools() -> Iterator[None]:
         yaml.BaseLoader = loader
 
 
-@pytest.fixture(scope="session")
-def official_compliance() -> Callable[[Path, str], bool]:
+def official_compliance(path: Path, ruleset: str = "5.0.0") -> bool:
     """The official checker's verdict on a log; a crash is a failure."""
-
-    def verdict(path: Path, ruleset: str = "5.0.0") -> bool:
-        checker = mlp_compliance.make_checker("training", ruleset, False, False)
-        rules = f"training_{ruleset}/common.yaml"
-        with quiet_tools(), contextlib.suppress(Exception):
-            return mlp_compliance.main(str(path), rules, checker)[0]
-        return False
-
-    return verdict
+    checker = mlp_compliance.make_checker("training", ruleset, False, False)
+    rules = f"training_{ruleset}/common.yaml"
+    with quiet_tools(), contextlib.suppress(Exception):
+        return mlp_compliance.main(str(path), rules, checker)[0]
+    return False
 
 
 def official_rcp(folder: Path, train_samples: bool = False) -> tuple[bool, str, float]:

@@ -60,9 +60,7 @@ def test_a_run_of_the_benchmark_is_ranked_by_its_own_record(submission, ranked):
     ({"mlperf": {"division": "open"}}, "run in the open division, not closed"),
     ({"mlperf": {}}, "division not recorded"),
 ])  # fmt: skip
-def test_another_model_target_or_data_stands_apart(
-    sections, says, submission, apart, command
-):
+def test_another_model_or_data_stands_apart(sections, says, submission, apart, command):
     own(submission, **sections)
     assert says in apart(submission)["obstacles"][0]
     assert says in "; ".join(load_results(submission)[0].departures)
@@ -77,9 +75,7 @@ def test_a_record_that_cannot_be_read_is_not_the_benchmark_s(submission, apart):
 
 @pytest.mark.parametrize("instead", damage.WITHOUT)
 @pytest.mark.parametrize("division", ["closed", "open"])
-def test_a_run_of_ours_without_its_settings_stands_apart(
-    division, instead, submission, apart
-):
+def test_ours_without_its_settings_stands_apart(division, instead, submission, apart):
     own(submission)
     put("submission_division", value=division)(submission)
     system(division=division)(submission)
@@ -131,9 +127,7 @@ WITHOUT_START = [put("starting_point", 3, value=value) for value in UNTOLD]
 
 
 @pytest.mark.parametrize("change", [drop("starting_point", 3), *WITHOUT_START])
-def test_ours_without_its_weights_and_data_stands_apart(
-    change, submission, apart, command
-):
+def test_ours_without_weights_and_data_stands_apart(change, submission, apart, command):
     own(submission)
     change(submission)
     assert apart(submission)

@@ -62,9 +62,7 @@ def test_the_place_and_its_neighbours_are_those_of_the_minutes():
     *((rate, 768, 8, "nothing to compare: the training rate was not measured")
       for rate in (0.0, -1.0, math.nan, math.inf)),
 ])  # fmt: skip
-def test_an_estimate_says_its_place_or_why_there_is_none(
-    rate, batch, accelerators, words
-):
+def test_an_estimate_says_its_place_or_why_none(rate, batch, accelerators, words):
     assert words in str(estimate(rate, batch, accelerators))
 
 

@@ -1,5 +1,5 @@
 """`league` ranks results, measures their scaling, and ranks the user's own among the published
-ones.
+ones; their table is made from checkouts alone, and says what they lack.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import subprocess
 
 import pytest
 
-from review.league.entries import Entry, published
+from review.league.entries import PUBLISHED, Entry, published
 from review.league.page import build_page, scaling
 from review.league.ranking import League
 from review.logs import tree
+from review.logs.output import ReviewError
 from review.results.score import load_results
 
-from ..verdict.damage import drop, put
+from ..conftest import git
+from ..verdict.damage import drop, duplicate, put
+from .remake import COLUMNS, remade
 
 
 def entry(system="a", **fields):
@@ -281,3 +284,41 @@ def test_columns_are_sorted_by_what_they_mean():
     assert "0.7" in re.findall(cell.format("round"), page), "not all of its rounds"
     greatest = r'<th scope="col"[^>]*data-side="-1">([^<]*)</th>'
     assert sorted(re.findall(greatest, page)) == ["/accel", "efficiency", "seq/s"]
+
+
+def test_the_rows_of_the_stored_table_are_made_again(real_folders, tmp_path):
+    checkout = tmp_path / "training_results_v5.0"
+    duplicate(real_folders[0].parents[3], checkout)
+    for words in ("init -q", "add .", "commit -qm results"):
+        git(checkout, *words.split())
+    made = remade(tmp_path).splitlines(keepends=True)
+    stored = PUBLISHED.read_text(encoding="utf-8").splitlines(keepends=True)
+    heading = next(i for i, line in enumerate(stored) if not line.startswith("#"))
+    assert made[1] == stored[heading]
+    assert len(made) == 4
+    assert set(made[2:]) <= set(stored)
+    log = next(checkout.rglob("result_3.txt"))
+    shutil.rmtree(log.parent)
+    lacks = remade(tmp_path).splitlines()[1]
+    place = log.parent.relative_to(checkout)
+    assert lacks == f"# round 5.0 lacks 10 logs of {place}"
+
+
+def test_the_stored_table_names_its_commits_and_what_they_lacked():
+    lines = PUBLISHED.read_text(encoding="utf-8").splitlines()
+    about = [line.split() for line in lines if line.startswith("#")]
+    commits = {words[2].rstrip(":") for words in about if len(words) == 4}
+    assert commits == {one.round for one in published()}
+    lacked = {(words[2], words[-1]) for words in about if "lacks" in words}
+    here = {(one.round, one.folder) for one in published()}
+    assert len(lacked - here) == 7
+    assert len(here) + 7 == 353
+    assert lines[len(about)].startswith(",".join(COLUMNS))
+
+
+def test_what_is_no_checkout_is_an_error_of_one_line(tmp_path):
+    with pytest.raises(ReviewError, match="no training_results_v"):
+        remade(tmp_path)
+    (tmp_path / "training_results_v5.0").mkdir()
+    with pytest.raises(ReviewError, match="a git checkout is expected"):
+        remade(tmp_path)

@@ -75,9 +75,7 @@ def test_a_run_among_the_published_ones_is_not_mentioned(path, command):
     (1_500_000, 0.7135, "LayerNorm and biases in bf16"),
     (600_000, 0.75, "part of the training data"),
 ])  # fmt: skip
-def test_a_run_outside_is_reported_with_its_cause(
-    samples, accuracy, cause, path, command
-):
+def test_a_run_outside_is_told_with_its_cause(samples, accuracy, cause, path, command):
     log = LogWriter()
     for line in log.lines:
         if line["key"] == "eval_accuracy" and line["metadata"]["epoch_num"] == samples:

@@ -14,7 +14,7 @@ from review.logs.output import ERROR, ReviewError
 from review.results.run import run_of
 from review.rulebook.compliance import check_compliance, rulesets
 
-from ..conftest import UNTIMED, LogWriter
+from ..conftest import UNTIMED, LogWriter, official_compliance
 from ..verdict.damage import first_of
 
 KEYS = """
@@ -77,17 +77,13 @@ MUTATIONS = [  # of a log, as its text
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS)
-def test_verdict_is_the_official_one_on_mutated_logs(
-    mutate, tmp_path, official_compliance
-):
+def test_verdict_is_the_official_one_on_mutated_logs(mutate, tmp_path):
     path = tmp_path / "result_0.txt"
     path.write_bytes(mutate(LogWriter()).encode("latin-1"))
     assert run_of(read_log(path)).compliant == official_compliance(path)
 
 
-def test_a_valid_log_passes_and_findings_name_key_and_line(
-    tmp_path, official_compliance
-):
+def test_a_valid_log_passes_and_findings_name_key_and_line(tmp_path):
     path = LogWriter().write(tmp_path / "result_0.txt")
     assert official_compliance(path)
     assert check_compliance(read_log(path)) == []
@@ -102,9 +98,7 @@ def test_a_valid_log_passes_and_findings_name_key_and_line(
 
 
 @pytest.mark.parametrize("ruleset", rulesets())
-def test_every_ruleset_agrees_with_the_official_checker(
-    ruleset, tmp_path, official_compliance
-):
+def test_every_ruleset_agrees_with_the_official_checker(ruleset, tmp_path):
     for log in (
         LogWriter(),
         LogWriter().drop("submission_platform"),
@@ -125,9 +119,7 @@ def test_rulesets_without_bert_are_refused_with_those_that_have_it(tmp_path):
     assert rulesets()[-1] == "5.0.0"
 
 
-def test_verdict_is_the_official_one_on_published_logs(
-    real_folders, official_compliance
-):
+def test_verdict_is_the_official_one_on_published_logs(real_folders):
     for path in [log for folder in real_folders for log in folder.glob("result_*.txt")]:
         assert run_of(read_log(path)).compliant == official_compliance(path), path
 
@@ -143,9 +135,7 @@ VALUE = st.one_of(
     seed=st.integers(0, 2**32),
     edits=st.lists(st.tuples(st.integers(0, 4), VALUE), max_size=4),
 )
-def test_verdict_is_the_official_one_under_edits(
-    seed, edits, tmp_path, official_compliance
-):
+def test_verdict_is_the_official_one_under_edits(seed, edits, tmp_path):
     log, choose = LogWriter(evaluations=3), random.Random(seed)
     for kind, value in edits:
         at = choose.randrange(len(log.lines))

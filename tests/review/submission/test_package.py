@@ -171,7 +171,7 @@ def another_model(runs):
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    (broken_logs, "target"),
+    (broken_logs, "target_missed"),
     (another_model, "not the benchmark: hidden_size 128, not 1024"),
 ])  # fmt: skip
 def test_what_fails_a_check_is_not_written(request_, change, says):
@@ -180,7 +180,7 @@ def test_what_fails_a_check_is_not_written(request_, change, says):
     assert (made.passed, made.files) == (False, ())
     assert [*request_.output.parent.iterdir()] == [], "no temporary folder is left"
     findings = [finding for one in made.checked for finding in one.findings]
-    assert any(says in finding.message for finding in findings)
+    assert any(says in f"{finding.id} {finding.message}" for finding in findings)
     places = {finding.file for finding in findings} - {None}
     output = request_.output
     assert all(place.is_relative_to(output) for place in places), "none is temporary"
@@ -262,7 +262,7 @@ def without_a_script(request):
     (lambda r: shutil.rmtree(package_module.REPOSITORY / ".git"), {}, "commit"),
     (without_a_script, {"commit": "HEAD"}, "lacks verify_dataset.sh"),
 ])  # fmt: skip
-def test_wrong_input_is_a_line_and_writes_nothing(
+def test_wrong_input_is_a_line_and_nothing_more(
     request_, tmp_path, change, fields, says
 ):
     if change:

@@ -123,19 +123,9 @@ def test_without_dmidecode_the_kernel_says_how_much_memory_there_is():
     assert "host_memory_configuration" not in found
 
 
-ODD = [
-    "",
-    "error\n",
-    "\0\1",
-    "a,b\n" * 3,
-    "{}",
-    "[1]",
-    '{"blockdevices": [3]}',
-    ":\n::",
-]
-
-
-@pytest.mark.parametrize("garbage", ODD)
+@pytest.mark.parametrize("garbage", [
+    "", "error\n", "\0\1", "a,b\n" * 3, "{}", "[1]", '{"blockdevices": [3]}', ":\n::",
+])  # fmt: skip
 def test_probes_survive_whatever_commands_print(garbage, tmp_path):
     printed = [dict.fromkeys(names, garbage) for names in (DGX_COMMANDS, DGX_FILES)]
     described = system.describe([], Fake(*printed))
@@ -226,7 +216,7 @@ def test_update_fills_blanks_and_keeps_the_rest(tmp_path, command):
     (["-o", "{folder}/a.txt"], ".json"),
     (["-o", "{folder}/list.json/x.json"], "list.json"),
 ])  # fmt: skip
-def test_wrong_input_is_a_line_and_writes_nothing(tmp_path, command, arguments, says):
+def test_wrong_input_is_a_line_and_nothing_more(tmp_path, command, arguments, says):
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "broken.json").write_text("{")
     before = sorted(tmp_path.rglob("*"))

@@ -232,7 +232,7 @@ def test_a_round_without_reference_points_can_be_shown(submission, command):
     assert (status, "min" in shown) == (0, True)
 
 
-def test_names_with_brackets_and_bytes_that_are_no_text(
+def test_names_have_brackets_and_bytes_of_no_text(
     submission, tmp_path, run_all, command
 ):
     folder = tmp_path / os.fsdecode(b"a [bold] \xff b")
