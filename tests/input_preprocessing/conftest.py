@@ -1,20 +1,19 @@
 """Small data sets that several tests prepare from, or compare with."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bert.data.format import verify_records
+from bert.data.format import open_records, verify_records
 from bert.data.records import Records, concatenate
 from input_preprocessing.dataset import prepare
 from input_preprocessing.records import bins
-from input_preprocessing.stage.cli import parser_of
+from input_preprocessing.stage import cli
 
 from .. import forked
 
@@ -60,7 +59,19 @@ def prepare_options(folder: Path, *more: str) -> argparse.Namespace:
     """Options of a quick preparation of `folder`."""
     line = ["--outputdir", str(folder), "--skip-download", "--dupe-factor", "2"]
     line += ["--max-seq-length", "64", "--jobs", "1", *more]
-    return parser_of("prepare").parse_args(line)
+    return cli.parser_of("prepare").parse_args(line)
+
+
+def run(stage: str, *words: object) -> None:
+    """Runs a stage with these words on its command line, in this process."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", [stage, *map(str, words)])
+        cli.run_stage(stage)
+
+
+def make(folder: Path, *more: str) -> None:
+    """Prepares a folder in four packed shards, as `packed` is."""
+    prepare.main(prepare_options(folder, "--packed-data", "--shards", "4", *more))
 
 
 def prepared_digests(folder: Path) -> dict[str, str]:
@@ -74,6 +85,11 @@ def prepared_digests(folder: Path) -> dict[str, str]:
         and not path.name.startswith("prepared-")
         and "download" not in path.parts[len(folder.parts) :]
     }
+
+
+def times(folder: Path, pattern: str = "*.hdf5") -> dict[Path, int]:
+    """When each file was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob(pattern)}
 
 
 def all_records(folder: Path) -> Records:
@@ -107,8 +123,15 @@ def packed(downloaded, tmp_path_factory):
     """The packed data set of an undisturbed run with one job; not to be written to."""
     folder = tmp_path_factory.mktemp("packed") / "data"
     shutil.copytree(downloaded, folder)
-    prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
+    make(folder)
     return folder
+
+
+@pytest.fixture
+def folder(packed, tmp_path):
+    """A copy of `packed` to damage or to prepare again."""
+    shutil.copytree(packed, tmp_path / "data")
+    return tmp_path / "data"
 
 
 @pytest.fixture
@@ -121,4 +144,11 @@ def flip(path: Path) -> None:
     """Changes one bit in the middle of a file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def alter_first_id(path: Path) -> None:
+    """Changes the first token of a record file, which neither size nor attributes tell."""
+    data = bytearray(path.read_bytes())
+    data[data.index(open_records(path)[0].input_ids[:8].tobytes())] ^= 1
     path.write_bytes(data)

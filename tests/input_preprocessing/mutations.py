@@ -8,8 +8,6 @@ checked by reading. Prints one line, and a line for each that was accepted or no
 1 if there are any. One of them again: --only NUMBER.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
@@ -27,11 +25,9 @@ import h5py
 from bert.data.format import open_records
 from bert.data.hdf5 import open_hdf5
 from bert.data.records import DataError
-from input_preprocessing.dataset import prepare
 from input_preprocessing.verify.verdict import failures, verify
 
-from .. import forked
-from .conftest import made_up_documents, prepare_options, write_documents
+from .conftest import made_up_documents, make, write_documents
 
 MANIFEST = "prepared-packed.json"
 _PATIENCE = 300  # seconds that judging one may take before it counts as a hang
@@ -76,19 +72,17 @@ def change_attribute(draw: random.Random, folder: Path) -> tuple[Path, str]:
             del file.attrs[name]
         elif isinstance(value, str):
             at = draw.randrange(len(value))
-            file.attrs[name] = (
-                f"{value[:at]}{'1' if value[at] == '0' else '0'}{value[at + 1 :]}"
-            )
+            digit = "1" if value[at] == "0" else "0"
+            file.attrs[name] = value[:at] + digit + value[at + 1 :]
         else:
             file.attrs[name] = int(value) + draw.choice([-1, 1, 2**31])
     return path, f"attribute {name}"
 
 
 def change_file(draw: random.Random, folder: Path) -> tuple[Path, str]:
-    others = [folder / "phase1" / name for name in ("vocab.txt", "bert_config.json")]
-    path = draw.choice(
-        [*record_files(folder), *others, folder / "packed_data/index.json"]
-    )
+    records = record_files(folder)
+    names = "phase1/vocab.txt", "phase1/bert_config.json", "packed_data/index.json"
+    path = draw.choice([*records, *(folder / name for name in names)])
     data = path.read_bytes()
     how = draw.choice(["gone", "empty", "cut", "bit", "another", "more"])
     if how == "gone":
@@ -96,14 +90,12 @@ def change_file(draw: random.Random, folder: Path) -> tuple[Path, str]:
     elif how == "bit":
         return path, flip_bit(draw, path, 0, len(data))
     elif how == "another":
-        shutil.copy(
-            draw.choice([each for each in record_files(folder) if each != path]), path
-        )
+        shutil.copy(draw.choice([each for each in records if each != path]), path)
     elif how == "more":
-        path = path.with_name(f"more{draw.choice(['', '.hdf5', '.hdf', '.h5'])}")
-        shutil.copy(draw.choice(record_files(folder)), path)
-        if path.parent.name == "phase1":  # not read by any trainer
-            path = path.rename(folder / "eval" / path.name)
+        # Beside the records: phase1 is not read by any trainer.
+        place = folder / "eval" if path.parent.name == "phase1" else path.parent
+        path = place / f"more{draw.choice(['', '.hdf5', '.hdf', '.h5'])}"
+        shutil.copy(draw.choice(records), path)
     else:
         path.write_bytes(data[: 0 if how == "empty" else draw.randrange(1, len(data))])
     return path, how
@@ -115,14 +107,13 @@ def change_manifest(draw: random.Random, folder: Path) -> tuple[Path, str]:
     name = draw.choice(sorted(entries))
     value = entries[name]
     if isinstance(value, dict):
-        keys = sorted(value) or ["x"]
-        key = draw.choice(keys)
+        key = draw.choice(sorted(value) or ["x"])
         if draw.random() < 0.4:
             value.pop(key, None) or value.update({key: "x"})
+        elif isinstance(value.get(key), int):
+            value[key] = 7
         else:
-            value[key] = (
-                7 if isinstance(value.get(key), int) else str(value.get(key))[:-1] + "x"
-            )
+            value[key] = str(value.get(key))[:-1] + "x"
         name = f"{name}[{key}]"
     elif draw.random() < 0.3:
         del entries[name]
@@ -137,21 +128,16 @@ def change_manifest(draw: random.Random, folder: Path) -> tuple[Path, str]:
 
 
 CHANGES: dict[str, Callable[[random.Random, Path], tuple[Path, str]]] = {
-    "value": change_value,
-    "attribute": change_attribute,
-    "header": change_header,
-    "file": change_file,
-    "manifest": change_manifest,
-}
+    "value": change_value, "attribute": change_attribute, "header": change_header,
+    "file": change_file, "manifest": change_manifest,
+}  # fmt: skip
 
 
 def contents(path: Path) -> object:
     """All that a reader sees of a record file."""
     records, metadata = open_records(path)
-    arrays = {
-        name: None if a is None else a.tobytes() for name, a in vars(records).items()
-    }
-    return arrays, metadata
+    arrays = vars(records).items()
+    return {name: a if a is None else a.tobytes() for name, a in arrays}, metadata
 
 
 def judge(folder: Path) -> str:
@@ -207,14 +193,9 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="number of a single one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "data"
-        write_documents(Path(name) / "text", made_up_documents(60))
-        corpus = ["--input", str(Path(name) / "text"), "--outputdir", str(folder)]
-        corpus += ["--num-files", "3", "--vocab-size", "800"]
-        made = forked.run("input_preprocessing", "corpus", *corpus)
-        if made.returncode:
-            sys.exit(made.stderr)
-        prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
+        folder, text = Path(name) / "data", Path(name) / "text"
+        write_documents(text, made_up_documents(60))
+        make(folder, "--input", str(text), "--vocab-size", "800")
         found = mutate(folder, options.count, options.seed, options.only)
     total = ", ".join(f"{number} {what}" for what, number in sorted(found.items()))
     print(f"{sum(found.values())} mutations, seed {options.seed}: {total}")

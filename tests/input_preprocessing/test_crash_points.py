@@ -1,44 +1,47 @@
 """Every stage killed (kill -9) before each of its changes to the disk, and within writes, ends in
-the same files.
+the same files; full disks and read-only folders are told in a line, and nothing is lost.
 
 The stage runs in a forked process. An audit hook counts what Python is about to do to the disk and
 kills the process at the chosen one; a limit on the size of files kills it in the middle of a write,
 HDF5's own writes included.
 """
 
-from __future__ import annotations
-
+import functools
 import hashlib
-import io
 import os
 import resource
 import shutil
 import signal
 import sys
-import tarfile
-import zipfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bert.data import hdf5
+from bert.data.records import DataError
 from input_preprocessing.checkpoints.convert import convert
 from input_preprocessing.dataset import download, finetuning, prepare
 from input_preprocessing.instances import sampling as instances
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records import bins, evalset, pack, shuffle, tfrecord_nvidia
+from input_preprocessing.stage.manifest import STAGE_FILE
 from input_preprocessing.text import vocabulary
 
+from .. import disks, forked
 from ..bert.data.samples import make_records, source_of
+from ..refused import refused
 from .conftest import prepare_options
+from .dataset.test_download import make_archive, zip_of
 
-CHECKPOINT = (
-    Path(__file__).parent / "checkpoints" / "tf1_checkpoint" / "model.ckpt-28252"
-)
+CHECKPOINT = Path(__file__).parent / "checkpoints/tf1_checkpoint/model.ckpt-28252"
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")  # fmt: skip
 ENDED, FAILED = -1, -2
+Run = Callable[[Path], object]
+Stage = tuple[Run, Run]
 
 
 def run_and_kill(stage: Run, folder: Path, at: int, size: int | None = None) -> int:
@@ -88,12 +91,13 @@ def contents(folder: Path) -> dict[str, str]:
     """md5 of every file, but for locks and for manifests, which record the time stamps of the
     text.
     """
+    files = (
+        path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"
+    )
     return {
         str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-        and path.name != ".lock"
-        and not path.name.startswith("prepared-")
+        for path in files
+        if not path.name.startswith("prepared-")
     }
 
 
@@ -103,39 +107,31 @@ def make_source(folder: Path) -> None:
 
 
 def make_text(folder: Path) -> None:
-    (folder / "vocab.txt").write_text(
-        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n"
-    )
+    words = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n"
+    (folder / "vocab.txt").write_text(words)
     (folder / "text").write_text("the cat sat\nthe cat the\n\ncat cat sat the\n" * 30)
 
 
 def make_mirror(folder: Path) -> None:
-    (folder / "mirror").mkdir()
-    with tarfile.open(folder / "mirror" / "results_text.tar.gz", "w:gz") as tar:
-        for name in ("part-00000-of-00002", "part-00001-of-00002", "eval.txt"):
-            member = tarfile.TarInfo(f"results4/{name}")
-            member.size = 5000
-            tar.addfile(member, io.BytesIO(name.encode().ljust(5000)))
-    (folder / "mirror" / "vocab.txt").write_bytes(b"x" * 9000)
+    (mirror := folder / "mirror").mkdir()
+    names = "part-00000-of-00002", "part-00001-of-00002", "eval.txt"
+    texts = {name: name.encode().ljust(5000) for name in names}
+    make_archive(mirror / "results_text.tar.gz", texts)
+    (mirror / "vocab.txt").write_bytes(b"x" * 9000)
 
 
 def make_glue(folder: Path) -> None:
-    (folder / "mirror").mkdir()
+    (mirror := folder / "mirror").mkdir()
     # Small beside its tables, of which the last is the larger one: a write of 7,000 bytes ends
     # within that.
-    archive = folder / "mirror" / "CoLA.zip"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
-        for name, count in (("train", 200), ("dev", 300)):
-            rows = "".join(f"gj04\t1\t\tThe cat sat {i}.\n" for i in range(count))
-            zipped.writestr(f"CoLA/{name}.tsv", rows)
-    rows = "".join(
-        f"1\t{i}\t{i + 1}\tOne cat sat {i}.\tA cat sat.\r\n" for i in range(300)
-    )
-    (folder / "mirror" / "msr_paraphrase_train.txt").write_text(
-        "Quality\t#1 ID\t#2 ID\tA\tB\r\n" + rows
-    )
+    rows = [f"gj04\t1\t\tThe cat sat {i}.\n" for i in range(300)]
+    packed = zip_of("CoLA", train="".join(rows[:200]), dev="".join(rows))
+    (mirror / "CoLA.zip").write_bytes(packed)
+    pairs = (f"1\t{i}\t{i + 1}\tOne cat sat {i}.\tA cat sat.\r\n" for i in range(300))
+    table = "".join(["Quality\t#1 ID\t#2 ID\tA\tB\r\n", *pairs])
+    (mirror / "msr_paraphrase_train.txt").write_text(table)
     ids = "".join(f"{i}\t{i + 1}\n" for i in range(0, 300, 4))
-    (folder / "mirror" / "mrpc_dev_ids.tsv").write_text(ids)
+    (mirror / "mrpc_dev_ids.tsv").write_text(ids)
 
 
 @pytest.fixture(autouse=True)
@@ -146,9 +142,9 @@ def small_download(monkeypatch):
              download.PublicFile("results_text.tar.gz", "", 0, "", ""))  # fmt: skip
     for name, value in (("FILES", files), ("NUM_PARTS", 2), ("TEXT_MD5", {})):
         monkeypatch.setattr(download, name, value)
+    files_of = finetuning.SOURCES.items()
     sources = {
-        task: tuple(file._replace(digest="") for file in files)
-        for task, files in finetuning.SOURCES.items()
+        task: [file._replace(digest="") for file in files] for task, files in files_of
     }
     monkeypatch.setattr(finetuning, "SOURCES", sources)
 
@@ -164,30 +160,24 @@ def run_import(folder: Path) -> None:
         tfrecord_nvidia.import_file(None, (source, target))
 
 
-def run_export(folder: Path, kind: str) -> None:
-    options = {"unpack": False, "max_predictions_per_seq": 12, "jobs": 1}
-    source, target = folder / "source", folder / "out"
-    tfrecord_nvidia.export_folder(source, target, format=kind, **options)
+def run_export(kind: str) -> Run:
+    given = {"format": kind, "unpack": False, "max_predictions_per_seq": 12, "jobs": 1}
+    export = tfrecord_nvidia.export_folder
+    return lambda folder: export(folder / "source", folder / "out", **given)
 
 
-def run_download(folder: Path) -> None:
-    download.download(folder / "download", str(folder / "mirror"))
-
-
-def run_finetuning(task: str) -> Callable[[Path], object]:
+def run_finetuning(task: str) -> Run:
     return lambda folder: finetuning.fetch(task, folder / "out", str(folder / "mirror"))
 
 
-def dealt(stage: Callable[..., object], **options: Any) -> Callable[[Path], object]:
+def dealt(stage: Callable[..., object], **options: Any) -> Run:
     return lambda folder: stage(
         folder / "source", folder / "out", shards=3, seed=1, jobs=1, **options
     )
 
 
-Run = Callable[[Path], object]
-Stage = tuple[Run, Run]
 STAGES: dict[str, Stage] = {
-    "download": (make_mirror, run_download),
+    "download": (make_mirror, lambda d: download.download(d / "download", str(d / "mirror"))),
     "finetuning of an archive": (make_glue, run_finetuning("CoLA")),
     "finetuning of MRPC": (make_glue, run_finetuning("MRPC")),
     "instances": (make_text, run_instances),
@@ -196,8 +186,8 @@ STAGES: dict[str, Stage] = {
     "pack": (make_source, dealt(pack.pack_records, max_sequences_per_row=3)),
     "bins": (make_source, dealt(bins.bin_records)),
     "import_records": (make_source, run_import),
-    "export_records": (make_source, lambda d: run_export(d, "tfrecord")),
-    "export_records to NVIDIA's layout": (make_source, lambda d: run_export(d, "nvidia")),
+    "export_records": (make_source, run_export("tfrecord")),
+    "export_records to NVIDIA's layout": (make_source, run_export("nvidia")),
     "convert_checkpoint": (lambda d: None, lambda d: convert(CHECKPOINT, d / "out.safetensors", "huggingface")),
     "convert_checkpoint to .pt": (lambda d: None, lambda d: convert(CHECKPOINT, d / "out.pt", "mlperf")),
 }  # fmt: skip
@@ -267,11 +257,137 @@ def test_a_preparation_killed_now_and_then_ends_the_same(downloaded, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["--packed-data", "--binned-data", "--max-sequences-per-row=3"]
-)
+@pytest.mark.parametrize("line", [
+    "--packed-data", "--binned-data --shards 1", "--max-sequences-per-row=3",
+])  # fmt: skip
 def test_a_preparation_killed_at_any_change_of_the_disk_ends_the_same(
-    downloaded, tmp_path, two_bins, kind
+    downloaded, tmp_path, two_bins, line
 ):
-    more = ["--shards", "1"] if kind == "--binned-data" else []
-    assert check(*whole_preparation(downloaded, kind, *more), tmp_path, step=1) >= 30
+    stage = whole_preparation(downloaded, *line.split())
+    assert check(*stage, tmp_path, step=1) >= 30
+
+
+LIMIT = 1500  # bytes a file may have; every stage writes more
+
+
+def in_a_process(limit: Callable[[], object], stage: Run, folder: Path) -> str:
+    """What the stage says when it fails in a process with a limit; '' when it does not fail."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            limit()
+            stage(folder)
+        except (DataError, OSError) as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as pipe:
+        message = pipe.read()
+    os.waitpid(pid, 0)
+    return message
+
+
+@pytest.mark.parametrize("name", [name for name in STAGES if name != "download"])
+def test_a_write_that_fails_is_reported_and_leaves_no_file(tmp_path, name):
+    make, run = STAGES[name]
+    folder, whole = tmp_path / "folder", tmp_path / "whole"
+    folder.mkdir()
+    make(folder)
+    shutil.copytree(folder, whole)
+    run(whole)
+    before = contents(folder)
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
+    message = in_a_process(limit, run, folder)
+    assert message.startswith("DataError: cannot write "), message
+    assert "\n" not in message
+    assert "check space and permissions, run again" in message
+    kept = {STAGE_FILE, "out/CoLA.zip"}  # what was begun, and what was fetched whole
+    left = contents(folder).items()
+    assert {n: md5 for n, md5 in left if not {n, Path(n).name} & kept} == before
+    run(folder)
+    assert contents(folder) == contents(whole)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 400 kB; skips if none can be mounted."""
+    with disks.small_disk(tmp_path / "small", 409_600):
+        yield tmp_path / "small"
+
+
+def test_a_full_disk_is_reported_and_leaves_no_partial_file(small_disk, tmp_path):
+    make, run = STAGES["shuffle"]
+    make(small_disk)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 40_960))
+    with refused(r"cannot write .*(No space left|space and permissions)") as caught:
+        run(small_disk)
+    assert "\n" not in str(caught.value)
+    assert not list(small_disk.rglob("*.partial"))
+    filler.unlink()
+    run(small_disk)
+    (whole := tmp_path / "whole").mkdir()
+    make(whole)
+    run(whole)
+    assert contents(small_disk) == contents(whole)
+
+
+def test_a_preparation_stops_on_a_small_disk_before_it_starts(small_disk, downloaded):
+    line = ["--outputdir", small_disk / "data", "--skip-download", "--packed-data"]
+    line += ["--downloaddir", downloaded / "download"]
+    done = forked.run("input_preprocessing", "prepare", *line)
+    assert done.returncode == 1
+    told, said = done.stderr.splitlines()
+    assert "of disk (409.6 kB free)" in told
+    assert "make room or choose another --outputdir" in said
+    assert [path.name for path in (small_disk / "data").iterdir()] == [".lock"]
+
+
+@pytest.fixture
+def public_folder():
+    """A folder that any user can reach."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", ["instances", "evalset", "convert_checkpoint"])
+def test_a_read_only_folder_is_reported(public_folder, name):
+    make, run = STAGES[name]
+    # Nobody could not keep what is compiled.
+    with tempfile.TemporaryDirectory() as other:
+        make(Path(other))
+        run(Path(other))
+    make(public_folder)
+    if name == "convert_checkpoint":  # nobody may not reach the checkout
+        shutil.copytree(CHECKPOINT.parent, public_folder / "tf1")
+        copied = public_folder / "tf1" / CHECKPOINT.name
+        run = lambda d: convert(copied, d / "out.safetensors", "huggingface")  # noqa: E731
+    public_folder.chmod(0o555)
+    before = contents(public_folder)
+
+    def become_nobody() -> None:  # root writes anywhere
+        if os.geteuid() == 0:
+            hdf5._helper.process = hdf5._start()  # nobody may not reach this Python
+            os.setresuid(65534, 65534, 65534)
+
+    message = in_a_process(become_nobody, run, public_folder)
+    assert message.startswith("DataError: cannot write "), message
+    assert "Permission denied" in message
+    assert contents(public_folder) == before
+
+
+def test_a_preparation_in_a_read_only_folder_is_refused(public_folder, downloaded):
+    public_folder.chmod(0o555)
+
+    def stage(folder: Path) -> None:
+        if os.geteuid() == 0:
+            os.setresuid(65534, 65534, 65534)
+        prepare.main(prepare_options(folder / "data", "--packed-data"))
+
+    message = in_a_process(lambda: None, stage, public_folder)
+    assert f"cannot write to {public_folder}/data: Permission denied" in message

@@ -4,29 +4,23 @@ own random module.
 Written from its description to check the compiled one; shares no code with it.
 """
 
-from __future__ import annotations
-
 import random
 import unicodedata
 from dataclasses import dataclass
 
 ASCII_SYMBOLS = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 IDEOGRAPHS = [
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-]
-IDEOGRAPHS += [(0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)]
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+]  # fmt: skip
 
 
 @dataclass
 class Instance:
     tokens: list[str]
-    segment_b_start: int
     positions: list[int]
     labels: list[str]
+    segment_b_start: int
     random_next: bool
 
 
@@ -48,9 +42,8 @@ def basic_tokens(text: str) -> list[str]:
             category = unicodedata.category(char)
             if category == "Mn":
                 continue
-            spaced += (
-                f" {char} " if char in ASCII_SYMBOLS or category[0] == "P" else char
-            )
+            is_apart = char in ASCII_SYMBOLS or category[0] == "P"
+            spaced += f" {char} " if is_apart else char
         spaced += " "
     return spaced.split()
 
@@ -80,16 +73,13 @@ def read_vocabulary(data: bytes) -> dict[str, int]:
 
 def read_documents(data: bytes, vocab: dict[str, int]) -> list[list[list[str]]]:
     documents: list[list[list[str]]] = [[]]
-    for raw in data.replace(b"\r", b"").split(
-        b"\n"
-    ):  # TensorFlow's line reader drops every carriage return
+    # TensorFlow's line reader drops every carriage return.
+    for raw in data.replace(b"\r", b"").split(b"\n"):
         line = raw.decode("utf-8", "ignore").strip()
         if not line:
             documents.append([])
-        tokens = [
-            piece for word in basic_tokens(line) for piece in word_pieces(word, vocab)
-        ]
-        if tokens:
+        pieces = (word_pieces(word, vocab) for word in basic_tokens(line))
+        if tokens := [piece for word in pieces for piece in word]:
             documents[-1].append(tokens)
     return [document for document in documents if document]
 
@@ -109,13 +99,9 @@ def make_instances(
             for a, b, random_next in pairs_of(documents, index, target, rng):
                 truncate(a, b, room, rng)
                 tokens = ["[CLS]", *a, "[SEP]", *b, "[SEP]"]
-                count = min(
-                    max_predictions, max(1, round(len(tokens) * masked_lm_prob))
-                )
-                masked, positions, labels = mask(tokens, count, list(vocab), rng)
-                instances.append(
-                    Instance(masked, len(a) + 2, positions, labels, random_next)
-                )
+                count = max(1, round(len(tokens) * masked_lm_prob))
+                made = mask(tokens, min(max_predictions, count), list(vocab), rng)
+                instances.append(Instance(*made, len(a) + 2, random_next))
     rng.shuffle(instances)
     return instances
 
@@ -159,9 +145,8 @@ def truncate(a: list[str], b: list[str], room: int, rng: random.Random) -> None:
 def mask(
     tokens: list[str], count: int, words: list[str], rng: random.Random
 ) -> tuple[list[str], list[int], list[str]]:
-    candidates = [
-        i for i, token in enumerate(tokens) if token not in ("[CLS]", "[SEP]")
-    ]
+    special = ("[CLS]", "[SEP]")
+    candidates = [i for i, token in enumerate(tokens) if token not in special]
     rng.shuffle(candidates)
     masked = list(tokens)
     for i in candidates[:count]:

@@ -2,11 +2,11 @@
 re-implementation.
 """
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import random
+import resource
+import subprocess
 import sys
 
 import numpy as np
@@ -15,22 +15,16 @@ import pytest
 from bert.data import compiled
 from bert.data.format import open_records, verify_records
 from bert.data.records import Records
+from input_preprocessing.instances import mersenne
 from input_preprocessing.instances import sampling as instances
-from input_preprocessing.instances.mersenne import (
-    initial_state,
-    next_below,
-    next_float,
-    shuffle,
-)
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.instances.sampling import make_instances
-from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
 
 from ...refused import refused
-from ..conftest import made_up_documents
+from ..conftest import made_up_documents, run
 from . import oracle
 
 WORDS = """
@@ -66,19 +60,11 @@ def words(tmp_path_factory):
     return vocabulary.load(path)
 
 
+PROSE = "".join("\n".join(d) + "\n\n" for d in made_up_documents(40)).encode()
+
+
 def ours(data: bytes, words: Vocabulary, **options: float) -> Records:
     return make_instances(tokenize(data, words), words, SamplingConfig(**options))  # type: ignore[arg-type]
-
-
-def theirs(data: bytes, words: Vocabulary, **options: float) -> list[oracle.Instance]:
-    names = {"random_seed": "seed", "max_predictions_per_seq": "max_predictions"}
-    given = {names.get(name, name): value for name, value in options.items()}
-    return oracle.make_instances(data, words.ids, **given)  # type: ignore[arg-type]
-
-
-def prose() -> bytes:
-    documents = made_up_documents(40)
-    return "".join("\n".join(document) + "\n\n" for document in documents).encode()
 
 
 def assert_same(
@@ -86,27 +72,32 @@ def assert_same(
 ) -> None:
     assert records.num_sequences == len(expected)
     for i, instance in enumerate(expected):
-        start, end = records.sequence_offsets[i : i + 2]
-        first, last = records.masked_lm_offsets[i : i + 2]
-        assert records.input_ids[start:end].tolist() == [
-            ids[token] for token in instance.tokens
-        ]
-        assert records.masked_lm_positions[first:last].tolist() == instance.positions
-        assert records.masked_lm_ids[first:last].tolist() == [
-            ids[token] for token in instance.labels
-        ]
+        tokens = records.input_ids[slice(*records.sequence_offsets[i : i + 2])]
+        masked = slice(*records.masked_lm_offsets[i : i + 2])
+        labels = records.masked_lm_ids[masked]
+        assert tokens.tolist() == [ids[token] for token in instance.tokens]
+        assert labels.tolist() == [ids[token] for token in instance.labels]
+        assert records.masked_lm_positions[masked].tolist() == instance.positions
         assert records.segment_b_start[i] == instance.segment_b_start
         assert records.next_sentence_labels[i] == instance.random_next
 
 
+def compare(data: bytes, words: Vocabulary, **options: float) -> Records:
+    """Our instances, which have to be those of the plain restatement."""
+    names = {"random_seed": "seed", "max_predictions_per_seq": "max_predictions"}
+    given = {names.get(name, name): value for name, value in options.items()}
+    expected = oracle.make_instances(data, words.ids, **given)  # type: ignore[arg-type]
+    records = ours(data, words, **options)
+    assert_same(records, expected, words.ids)
+    return records
+
+
 @pytest.mark.parametrize("case", ["en_a", "short_docs"])
 def test_instances_are_the_references_own_bit_for_bit(shared, tmp_path, case):
-    golden = np.load(shared / "golden" / f"{case}.npz")
-    target = tmp_path / "out.hdf5"
-    words = vocabulary.load(shared / "golden" / "vocab.txt")
-    instances.write_instances(
-        shared / "golden" / f"{case}.txt", target, words, SamplingConfig()
-    )
+    folder, target = shared / "golden", tmp_path / "out.hdf5"
+    golden = np.load(folder / f"{case}.npz")
+    words = vocabulary.load(folder / "vocab.txt")
+    instances.write_instances(folder / f"{case}.txt", target, words, SamplingConfig())
     records, metadata = verify_records(target)
     for name in golden:
         assert np.array_equal(getattr(records, name), golden[name]), name
@@ -115,8 +106,7 @@ def test_instances_are_the_references_own_bit_for_bit(shared, tmp_path, case):
 
 @pytest.mark.parametrize("name", ODD_TEXTS)
 def test_instances_of_odd_texts_equal_the_plain_restatement(words, name):
-    data = ODD_TEXTS[name]
-    assert_same(ours(data, words), oracle.make_instances(data, words.ids), words.ids)
+    compare(ODD_TEXTS[name], words)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -124,9 +114,8 @@ def test_instances_of_random_texts_equal_the_plain_restatement(words, seed):
     rng = random.Random(seed)
     odd = ["\n", "\n", "\n\n", "é", "Σ", "\u0301", "\u200b", "\x00", "\t", "CAT", "İ", "中", "\u2028", "-", "\xad"]  # fmt: skip
     bits = [*WORDS, *odd]
-    data = "".join(
-        rng.choice(bits) + rng.choice(["", " ", " ", " "]) for _ in range(600)
-    ).encode()
+    drawn = (rng.choice(bits) + rng.choice(["", " ", " ", " "]) for _ in range(600))
+    data = "".join(drawn).encode()
     options = {
         "max_seq_length": rng.choice([5, 6, 16, 64, 128]),
         "dupe_factor": rng.choice([1, 2, 3]),
@@ -135,49 +124,38 @@ def test_instances_of_random_texts_equal_the_plain_restatement(words, seed):
         "short_seq_prob": rng.choice([0.0, 0.1, 1.0]),
         "max_predictions_per_seq": rng.choice([1, 5, 76]),
     }
-    expected, records = theirs(data, words, **options), ours(data, words, **options)
-    assert len(expected) > 3
-    assert_same(records, expected, words.ids)
+    assert compare(data, words, **options).num_sequences > 3
 
 
 @pytest.mark.parametrize(("length", "predictions"), [(128, 20), (512, 76), (512, 80)])
-def test_instances_of_prose_equal_the_plain_restatement_in_both_phases(
+def test_instances_of_prose_equal_the_restatement_in_both_phases(
     words, length, predictions
 ):
     options = {"max_seq_length": length, "max_predictions_per_seq": predictions}
-    expected = theirs(prose(), words, dupe_factor=2, **options)
-    records = ours(prose(), words, dupe_factor=2, **options)
-    assert_same(records, expected, words.ids)
+    records = compare(PROSE, words, dupe_factor=2, **options)
     assert records.sequence_lengths.max() == length
-    assert np.diff(records.masked_lm_offsets).max() == min(
-        predictions, round(0.15 * length)
-    )
+    most = min(predictions, round(0.15 * length))
+    assert np.diff(records.masked_lm_offsets).max() == most
 
 
 @pytest.mark.parametrize("length", [16, 512])
 def test_without_pairs_full_sequences_hold_each_document_once_a_copy(words, length):
-    text = tokenize(prose(), words)
-    records = ours(prose(), words, max_seq_length=length, dupe_factor=2, nsp=False)
+    text = tokenize(PROSE, words)
+    records = ours(PROSE, words, max_seq_length=length, dupe_factor=2, nsp=False)
     counts = np.diff(records.masked_lm_offsets)
     begins = np.repeat(records.sequence_offsets[:-1], counts)
     records.input_ids[begins + records.masked_lm_positions] = records.masked_lm_ids
     cls, sep = words.ids["[CLS]"], words.ids["[SEP]"]
-    found = sorted(
-        row.tolist()
-        for row in np.split(records.input_ids, records.sequence_offsets[1:-1])
-    )
+    rows = np.split(records.input_ids, records.sequence_offsets[1:-1])
     expected = []
     for begin, end in itertools.pairwise(text.segment_offsets[text.document_offsets]):
-        runs = [
-            text.tokens[i : min(i + length - 2, end)]
-            for i in range(begin, end, length - 2)
-        ]
-        expected += 2 * [[cls, *run.tolist(), sep] for run in runs]
-    assert found == sorted(expected)
+        for i in range(begin, end, length - 2):
+            piece = text.tokens[i : min(i + length - 2, end)]
+            expected += 2 * [[cls, *piece.tolist(), sep]]
+    assert sorted(row.tolist() for row in rows) == sorted(expected)
     assert np.array_equal(records.segment_b_start, records.sequence_lengths)
-    assert np.array_equal(
-        counts, np.maximum(1, np.round(0.15 * records.sequence_lengths)).clip(max=76)
-    )
+    wanted = np.round(0.15 * records.sequence_lengths).clip(1, 76)
+    assert np.array_equal(counts, wanted)
 
 
 def test_repeated_and_padded_vocabulary_lines_keep_their_first_id(tmp_path):
@@ -191,15 +169,15 @@ def test_repeated_and_padded_vocabulary_lines_keep_their_first_id(tmp_path):
 
 @pytest.mark.parametrize("seed", [0, 12345, -7, 1 << 70])
 def test_random_numbers_are_cpythons(seed):
-    state, rng = initial_state(seed), random.Random(seed)
+    state, rng = mersenne.initial_state(seed), random.Random(seed)
     for _ in range(700):
-        assert next_float(state) == rng.random()
+        assert mersenne.next_float(state) == rng.random()
         limit = rng.randint(1, 70000)
-        assert next_below(state, 70000) + 1 == limit
-        assert next_below(state, limit) == rng.randrange(limit)
+        assert mersenne.next_below(state, 70000) + 1 == limit
+        assert mersenne.next_below(state, limit) == rng.randrange(limit)
     for size in (0, 1, 2, 3, 64, 1000):
         values, expected = np.arange(size), list(range(size))
-        shuffle(state, values)
+        mersenne.shuffle(state, values)
         rng.shuffle(expected)
         assert values.tolist() == expected
 
@@ -229,14 +207,14 @@ def test_a_seed_of_any_size_is_recorded(words, tmp_path, seed):
     assert open_records(tmp_path / "out.hdf5")[1].random_seed == seed
 
 
-def test_the_command_refuses_bad_input_in_one_line(tmp_path, monkeypatch):
-    vocab, text, bad = tmp_path / "vocab.txt", tmp_path / "text", tmp_path / "bad.txt"
+def test_the_command_refuses_bad_input_in_one_line(tmp_path):
+    names = "vocab.txt", "text", "bad.txt", "new.hdf5", "text.gz"
+    vocab, text, bad, new, packed = (tmp_path / name for name in names)
     vocab.write_text("\n".join(WORDS), encoding="utf-8")
     text.write_bytes(b"the cat\n\nab\n")
     bad.write_text("cat\n")
-    new = tmp_path / "new.hdf5"
-    packed = tmp_path / "text.gz"
     packed.write_bytes(gzip.compress(text.read_bytes()))
+    given = "--input-file", text, "--vocab-file", vocab, "--output-file", new
     for option, value, message in (
         ("--input-file", tmp_path / "none", "cannot read the text"),
         ("--input-file", packed, "is not text but gzip"),
@@ -245,27 +223,37 @@ def test_the_command_refuses_bad_input_in_one_line(tmp_path, monkeypatch):
         ("--output-file", tmp_path / "no" / "out.hdf5", "cannot write"),
         ("--dupe-factor", 0, "--dupe-factor is 0"),
     ):
-        line = {"--input-file": text, "--vocab-file": vocab, "--output-file": new}
-        given = [
-            str(item) for pair in (line | {option: value}).items() for item in pair
-        ]
-        monkeypatch.setattr(sys, "argv", ["instances", *given])
         with pytest.raises(SystemExit, match=message) as caught:
-            run_stage("instances")
+            run("instances", *given, option, value)
         assert "\n" not in str(caught.value.code)
     assert not list(tmp_path.glob("*new.hdf5*"))
     assert text.read_bytes() == b"the cat\n\nab\n"
 
 
-def test_the_first_run_says_that_it_compiles_and_compiles_once(
-    words, monkeypatch, capsys
-):
+def test_the_first_run_compiles_once_and_says_so(words, monkeypatch, capsys):
     made = []
-    monkeypatch.setattr(
-        instances, "make_instances", lambda *arguments: made.append(arguments)
-    )
+    monkeypatch.setattr(instances, "make_instances", lambda *given: made.append(given))
     for kept in (False, True):
         monkeypatch.setattr(compiled, "is_cached", lambda function, kept=kept: kept)
         instances.compile_first(words, SamplingConfig())
     assert capsys.readouterr().err.count("compiling") == 1
     assert len(made) == 1
+
+
+@pytest.mark.slow
+def test_a_line_of_100_mb_takes_less_than_3_gb(tmp_path):
+    words = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n"
+    (tmp_path / "vocab.txt").write_text(words)
+    with open(tmp_path / "text", "w") as file:
+        for _ in range(100):
+            file.write("the cat sat café " * 58_824)
+        file.write("\n\nthe cat\nsat\n")
+    line = [sys.executable, "-m", "input_preprocessing", "instances"]
+    line += ["--input-file", tmp_path / "text", "--vocab-file", tmp_path / "vocab.txt"]
+    line += ["--output-file", tmp_path / "out.hdf5", "--dupe-factor", "2"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    subprocess.run(list(map(str, line)), check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert after < max(3_000_000, before + 1)
+    records, _ = open_records(tmp_path / "out.hdf5")
+    assert records.sequence_lengths.max() == 512

@@ -1,7 +1,5 @@
 """A signal at any moment ends a stage and its workers with one line, and the next run continues."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -61,6 +59,22 @@ def work():
     print("ready", flush=True)
     import slow
 """
+SLOW = """
+import time
+try:
+    time.sleep(60)
+except BaseException:
+    raise ImportError
+"""
+COMMAND = """
+from input_preprocessing.stage import interrupt
+if __name__ == '__main__':
+    interrupt.install('stage')
+BODY
+if __name__ == '__main__':
+    work()
+"""
+SIGNALS = {signal.SIGINT, signal.SIGTERM}
 LINE = "stage: interrupted; to continue, run the same command again\n"
 # Swallows the interruption, as some libraries do: ended from outside all the same.
 DEAF = """
@@ -81,17 +95,14 @@ def start(
     """A process that runs `work` as a command runs a stage; ready to be interrupted when this
     returns.
     """
-    (folder / "slow.py").write_text(
-        "import time\ntry:\n    time.sleep(60)\nexcept BaseException:\n    raise ImportError\n"
-    )
-    (folder / "command.py").write_text(
-        "from input_preprocessing.stage import interrupt\n"
-        "if __name__ == '__main__':\n    interrupt.install('stage')\n"
-        + body.replace("{FOLDER}", str(folder))
-        .replace("FOLDER", repr(str(folder)))
-        .replace("JOBS", str(jobs))
-        + "if __name__ == '__main__':\n    work()\n"
-    )
+    (folder / "slow.py").write_text(SLOW)
+    for name, value in (
+        ("{FOLDER}", folder),
+        ("FOLDER", repr(str(folder))),
+        ("JOBS", jobs),
+    ):
+        body = body.replace(name, str(value))
+    (folder / "command.py").write_text(COMMAND.replace("BODY", body))
     line = ["bash", "-c", f"{shell} exec {sys.executable} {folder / 'command.py'}"]
     process = subprocess.Popen(line, stdout=-1, stderr=-1, text=True, start_new_session=True)  # fmt: skip
     assert process.stdout is not None
@@ -106,24 +117,18 @@ def numbers_in(folder: Path, count: int = 0) -> list[int]:
     return [int(name) for name in names()]
 
 
-def without_progress(told: str) -> str:
-    """Output of a stage without its progress line, which appears after two seconds."""
-    return "".join(
-        line for line in told.splitlines(keepends=True) if not line.startswith("wait  ")
-    )
-
-
-def threads(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+def end_of(process: subprocess.Popen[str]) -> tuple[str, int]:
+    """What it said, but for its progress line, which appears after two seconds; and its status."""
+    told = process.communicate(timeout=240)[1].splitlines(keepends=True)
+    lines = (line for line in told if not line.startswith("wait  "))
+    return "".join(lines), process.returncode
 
 
 def blocked(status: Path) -> set[int]:
-    """Signals that a process blocks, from /proc/PID/status."""
-    line = next(
-        line for line in status.read_text().splitlines() if line.startswith("SigBlk:")
-    )
+    """Which of the two signals a process blocks, from /proc/PID/status."""
+    (line,) = (x for x in status.read_text().splitlines() if x.startswith("SigBlk:"))
     mask = int(line.split()[1], 16)
-    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+    return {number for number in SIGNALS if mask >> (number - 1) & 1}
 
 
 @pytest.mark.parametrize(
@@ -132,29 +137,21 @@ def blocked(status: Path) -> set[int]:
 def test_a_signal_ends_what_does_not_listen_with_one_line(tmp_path, body):
     process = start(tmp_path, body)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=240)
-    assert told == LINE
-    assert process.returncode == 130
+    assert end_of(process) == (LINE, 130)
 
 
-@pytest.mark.parametrize(
-    "whom", ["the parent alone", "all, as Ctrl-C", "a stage of one process"]
-)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("whom", ["the parent alone", "all, as Ctrl-C", "a stage of one process"])  # fmt: skip
+@pytest.mark.parametrize("number", sorted(SIGNALS))
 def test_workers_end_with_it_and_leave_nothing_unfinished(tmp_path, number, whom):
     jobs = 1 if whom == "a stage of one process" else 2
     process = start(tmp_path, WORKERS, jobs)
     workers = numbers_in(tmp_path, jobs)
     assert len(list(tmp_path.glob(".out_*.partial"))) == jobs
     (os.killpg if whom == "all, as Ctrl-C" else os.kill)(process.pid, number)
-    _, told = process.communicate(timeout=240)
     ended = "interrupted" if number == signal.SIGINT else "terminated"
-    line = LINE.replace("interrupted", ended)
-    assert without_progress(told) == line
-    assert told.endswith(line), "and nothing after it"
-    assert process.returncode == 128 + number
+    assert end_of(process) == (LINE.replace("interrupted", ended), 128 + number)
     wait_until(lambda: not any(running(pid) for pid in workers))
-    assert not list(tmp_path.glob(".out_*")) + list(tmp_path.glob("out_*"))
+    assert not [*tmp_path.glob(".out_*"), *tmp_path.glob("out_*")]
 
 
 def test_ctrl_c_for_another_command_of_a_background_jobs_group_ends_no_worker(tmp_path):
@@ -163,14 +160,11 @@ def test_ctrl_c_for_another_command_of_a_background_jobs_group_ends_no_worker(tm
     numbers_in(tmp_path, 2)
     os.killpg(process.pid, signal.SIGINT)
     (tmp_path / "go").touch()
-    assert without_progress(process.communicate(timeout=240)[1]) == ""
-    assert process.returncode == 0
+    assert end_of(process) == ("", 0)
 
 
 def test_a_worker_that_is_half_started_leaves_no_traceback(tmp_path):
-    process = start(tmp_path, HALF_STARTED + WORKERS)
-    assert without_progress(process.communicate(timeout=240)[1]) == LINE
-    assert process.returncode == 130
+    assert end_of(start(tmp_path, HALF_STARTED + WORKERS)) == (LINE, 130)
 
 
 def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path):
@@ -183,19 +177,8 @@ def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path):
     starting = [blocked(path) for path in tmp_path.glob("status_*")]
     process.terminate()
     process.communicate(timeout=240)
-    both = {signal.SIGINT, signal.SIGTERM}
-    assert len(starting) == 2
-    assert all(both <= mask for mask in starting), starting
-    assert not any(both & mask for mask in masks), masks
-
-
-def test_a_command_in_the_background_ignores_ctrl_c_as_the_shell_asked(tmp_path):
-    (tmp_path / "command.py").write_text(
-        "import os, signal\nfrom input_preprocessing.stage import interrupt\ninterrupt.install('stage')\n"
-        "os.kill(os.getpid(), signal.SIGINT)\nprint('alive')\n"
-    )
-    line = f"trap '' INT; exec {sys.executable} {tmp_path / 'command.py'}"
-    assert subprocess.check_output(["bash", "-c", line], text=True) == "alive\n"
+    assert starting == [SIGNALS] * 2
+    assert masks == [set()] * 2
 
 
 def test_every_command_is_started_so(tmp_path):
@@ -206,7 +189,8 @@ def test_every_command_is_started_so(tmp_path):
     options = ["--input", tmp_path / "pipe", "--outputdir", tmp_path / "out"]
     command = [sys.executable, "-m", "input_preprocessing", "corpus", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: threads(process.pid) > 1)
+    tasks = Path(f"/proc/{process.pid}/task")
+    wait_until(lambda: len(list(tasks.iterdir())) > 1)
     process.send_signal(signal.SIGINT)
     told = process.communicate(timeout=240)[1]
     assert told == f"python -m input_preprocessing corpus: {LINE.partition(': ')[2]}"

@@ -1,7 +1,5 @@
 """Results are in the order of the tasks, errors reach the user, and the time left is estimated."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
@@ -25,11 +23,14 @@ REPOSITORY = Path(__file__).parents[3]
 PYTHONPATH = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "implementations")))
 
 
+KILLED = (
+    "a worker was killed, perhaps out of memory; run again with fewer --jobs (now 2)"
+)
+
+
 def square(task: int) -> int:
     if task == 13:
         raise DataError("thirteen")
-    if task == 99:
-        os.kill(os.getpid(), signal.SIGKILL)
     if task == 98:
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait()
@@ -39,15 +40,11 @@ def square(task: int) -> int:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_results_come_in_the_order_of_the_tasks_whatever_their_weights(jobs):
+def test_results_come_in_the_order_of_the_tasks_and_errors_are_raised(jobs):
     tasks = [5, 1, 4, 2]
     found = run_tasks("x", square, tasks, jobs=jobs, weights=[1, 2, 3, 4])
     assert found == [25, 1, 16, 4]
     assert run_tasks("x", square, [], jobs=jobs) == []
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_an_error_of_a_task_is_raised(jobs):
     with refused("thirteen"):
         run_tasks("x", square, [1, 13, 2], jobs=jobs)
 
@@ -80,9 +77,8 @@ elif __name__ == "__main__":
     run_tasks("x", partial(work, Big("the function")), [Big("a"), Big("b"), Big("c"), Big("c")], jobs=2)
 """
 MOMENTS = ["started", "receiving the function", "within c", "half of a result sent"]
-MORE_MOMENTS = [
-    "importing", "receiving a", "receiving c", "within a", "sending the result of a", "sending the result of c",
-]  # fmt: skip
+MORE = ["importing", "receiving a", "receiving c", "within a", "sending the result of a", "sending the result of c"]  # fmt: skip
+MOMENTS += [pytest.param(moment, marks=pytest.mark.slow) for moment in MORE]
 
 
 def workers_of(pid: int) -> list[int]:
@@ -97,10 +93,7 @@ def workers_of(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    "moment",
-    [*MOMENTS, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_MOMENTS)],
-)
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(tmp_path, moment):
     script = tmp_path / "main.py"
     script.write_text(STANDING)
@@ -125,40 +118,30 @@ def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(tmp_path, momen
         told = parent.communicate(timeout=120)[1]
     finally:
         parent.kill()
-    assert told.splitlines()[-1].endswith(
-        "x: a worker was killed, perhaps out of memory; run again with fewer --jobs (now 2)"
-    )
+    assert told.splitlines()[-1].endswith(f"x: {KILLED}")
     assert parent.returncode == 1
     wait_until(lambda: not any(running(pid) for pid in workers))
 
 
 def test_a_worker_that_fails_or_is_ended_is_reported(capfd):
-    killed = r"a worker was killed, perhaps out of memory; run again with fewer --jobs \(now 2\)"
-    with refused(killed):
-        run_tasks("x", square, [1, 99, 2], jobs=2)
-    with refused(r"x: a worker was ended by SIGTERM; run again"):
-        run_tasks("x", square, [1, 98, 2], jobs=2)
-    with refused(r"x: a worker failed with status 1, see above; run again"):
-        run_tasks("x", square, [1, 97, 2], jobs=2)
+    for task, message in (
+        (98, "a worker was ended by SIGTERM; run again"),
+        (97, "a worker failed with status 1, see above; run again"),
+    ):
+        with refused(f"x: {message}"):
+            run_tasks("x", square, [1, task, 2], jobs=2)
     assert "KeyError: 97" in capfd.readouterr().err
-
-
-def wait_for_ever(folder: str) -> None:
-    (Path(folder) / str(os.getpid())).touch()
-    threading.Event().wait()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 def test_workers_end_with_the_process_that_started_them(tmp_path):
-    line = f"run_tasks('x', wait_for_ever, [{str(tmp_path)!r}] * 2, jobs=2)"
-    script = tmp_path / "main.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
-        "from tests.input_preprocessing.stage.test_parallel import run_tasks, wait_for_ever\n"
-        f"if __name__ == '__main__':\n    {line}\n"
-    )
-    parent = subprocess.Popen([sys.executable, script])
-    workers = numbers_in(tmp_path, 2)
+    (tmp_path / "main.py").write_text(STANDING)
+    line = [sys.executable, tmp_path / "main.py", tmp_path, "within a"]
+    environ = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    parent = subprocess.Popen(line, env=environ)
+    wait_until(lambda: len(workers_of(parent.pid)) == 2)
+    workers = workers_of(parent.pid)
+    numbers_in(tmp_path, 1)
     parent.kill()
     parent.wait()
     wait_until(lambda: not any(running(pid) for pid in workers))

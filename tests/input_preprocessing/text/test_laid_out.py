@@ -1,15 +1,12 @@
 """PDF's text and subtitles are read as prose, and what was done is said; other text stays as it is."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest
 
-from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text.laid_out import prose_of
 
-from ..conftest import made_up_documents
+from ..conftest import made_up_documents, run
 
 WORDS = "the committee met for several pur-\nposes that\nthe report names. It de-\ncided little"
 PAGES = [f"ANNUAL REPORT\n\n{letter} {WORDS} {letter}" for letter in "abcde"]
@@ -47,51 +44,32 @@ def test_text_that_was_laid_out_becomes_prose_and_is_counted(name):
     assert tuple(done.values()) == counts
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\f".join(CHAPTERS),
-        "\f".join(CHAPTERS[:2]),
-        "Prose with a well-\nknown word. Then more.\n" * 2,
-        "At 00:01:02,000 --> 00:02:03,000 it was.\n",
-        "\n\n".join(CHAPTERS),
-        "",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "\f".join(CHAPTERS),
+    "\f".join(CHAPTERS[:2]),
+    "\n\n".join(CHAPTERS),
+    "Prose with a well-\nknown word. Then more.\n" * 2,
+    "At 00:01:02,000 --> 00:02:03,000 it was.\n",
+    "",
+])  # fmt: skip
 def test_other_text_stays_as_it_is(text):
     assert prose_of(text) == (text, {})
 
 
-def test_a_corpus_of_pages_and_subtitles_says_what_was_done(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_corpus_of_pages_and_subtitles_says_what_was_done(tmp_path, capsys):
     folder = tmp_path / "texts"
     folder.mkdir()
     sentences = [sentence for each in made_up_documents(40) for sentence in each]
     pages = [" ".join(sentences[n : n + 20]) for n in range(0, len(sentences), 20)]
-    (folder / "report.txt").write_text(
-        "\f".join(f"REPORT\n{page}\n{n}" for n, page in enumerate(pages))
-    )
+    report = "\f".join(f"REPORT\n{page}\n{n}" for n, page in enumerate(pages))
+    (folder / "report.txt").write_text(report)
     (folder / "film.srt.gz").write_bytes(gzip.compress(SRT.encode()))
     for n in range(4):
         (folder / f"{n}.txt").write_text(" ".join(sentences[n::5]))
-    command = [
-        "corpus",
-        "--outputdir",
-        tmp_path / "out",
-        "--input",
-        folder,
-        "--vocab-size",
-        200,
-    ]
-    monkeypatch.setattr("sys.argv", list(map(str, command)))
-    run_stage("corpus")
-    told = capsys.readouterr().err
-    assert (
-        f"2 files were laid out: 5 cues of subtitles joined, {len(pages)} pages joined"
-        in told
-    )
-    made = "".join(
-        path.read_text() for path in (tmp_path / "out/download/results4").iterdir()
-    )
+    out = tmp_path / "out"
+    run("corpus", "--outputdir", out, "--input", folder, "--vocab-size", 200)
+    done = f"5 cues of subtitles joined, {len(pages)} pages joined"
+    assert f"2 files were laid out: {done}" in capsys.readouterr().err
+    parts = (out / "download/results4").iterdir()
+    made = "".join(path.read_text() for path in parts)
     assert not {"REPORT", "-->"} & {*made.split()}

@@ -1,7 +1,5 @@
 """Text becomes sentences and documents, in any script."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

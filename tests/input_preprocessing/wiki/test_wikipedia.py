@@ -1,12 +1,13 @@
-"""A dump becomes text with every article once, whatever its streams, --jobs and interruptions."""
-
-from __future__ import annotations
+"""A dump becomes text with every article once, whatever its streams, --jobs and interruptions; the
+reference's own files are split as the reference does, byte for byte.
+"""
 
 import bz2
 import itertools
-import os
 import random
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -15,8 +16,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bert.data import prepared
 from input_preprocessing.stage.manifest import StageFolder, is_recorded, md5_of, record
 from input_preprocessing.wiki import clean as clean_module
+from input_preprocessing.wiki import extract as extract_module
+from input_preprocessing.wiki import split as split_module
 from input_preprocessing.wiki.clean import clean
 from input_preprocessing.wiki.extract import (
     extract,
@@ -25,11 +29,18 @@ from input_preprocessing.wiki.extract import (
     read_pages,
     write_pages,
 )
-from input_preprocessing.wiki.split import cut, split
+from input_preprocessing.wiki.split import (
+    FILE_BYTES,
+    Split,
+    cut,
+    fill,
+    hold_out,
+    split,
+)
 
-from ... import forked
 from ...refused import refused
-from ..conftest import flip
+from ..conftest import flip, run, times
+from ..test_crash_points import check
 
 pytest.importorskip("mwparserfromhell")
 pytest.importorskip("nupunkt")
@@ -39,12 +50,10 @@ HEADER = "<mediawiki><siteinfo><sitename>Wikipedia</sitename></siteinfo>\n"
 
 def page(number: int, text: str, namespace: int = 0, redirect: bool = False) -> str:
     target = '<redirect title="Elsewhere" />' if redirect else ""
-    head = (
-        f"<title>Title &amp; {number}</title>\n<ns>{namespace}</ns>\n<id>{number}</id>"
-    )
+    title = f"<title>Title &amp; {number}</title>\n<ns>{namespace}</ns>"
     body = f'<text xml:space="preserve">{escape(text)}</text>'
     revision = f"<revision><id>{number + 9}</id>{body}</revision>"
-    return f"<page>\n{head}\n{target}{revision}\n</page>\n"
+    return f"<page>\n{title}\n<id>{number}</id>\n{target}{revision}\n</page>\n"
 
 
 def name_of(number: int) -> str:
@@ -54,11 +63,10 @@ def name_of(number: int) -> str:
 def article(number: int) -> str:
     """Wikitext of two to five sentences, each with the article's number in words of letters."""
     name = name_of(number)
-    body = " ".join(
-        f"Sentence {name} {chr(97 + i)} of an [[x|article]] stands <page>here</page>."
-        for i in range(2 + number % 4)
-    )
-    return f"{{{{Infobox|{number}}}}}\n{body}\n\n== Part ==\n* a list\nOne more about {name} with é and 漢字.\n"
+    sentence = f"Sentence {name} {{}} of an [[x|article]] stands <page>here</page>."
+    body = " ".join(sentence.format(chr(97 + i)) for i in range(2 + number % 4))
+    end = f"== Part ==\n* a list\nOne more about {name} with é and 漢字.\n"
+    return f"{{{{Infobox|{number}}}}}\n{body}\n\n{end}"
 
 
 @pytest.fixture(scope="module")
@@ -114,19 +122,17 @@ def test_every_page_is_in_exactly_one_range(tmp_path_factory, cuts, step):
     assert list(read_dump(path)) == found
 
 
-@pytest.mark.parametrize("chunk_bytes", [700, 10**7])
-def test_articles_come_out_once_and_in_order(dump, tmp_path, chunk_bytes):
-    extract([dump], tmp_path / "pages", jobs=1, chunk_bytes=chunk_bytes)
+@pytest.mark.parametrize(("is_one_stream", "chunk_bytes"), [(False, 700), (False, 10**7), (True, 600)])  # fmt: skip
+def test_articles_come_out_once_and_in_order(
+    dump, xml, tmp_path, is_one_stream, chunk_bytes
+):
+    if is_one_stream:
+        dump.write_bytes(bz2.compress(xml))
+    made = extract([dump], tmp_path / "pages", jobs=1, chunk_bytes=chunk_bytes)
+    assert (made > 2) is (chunk_bytes < 10**7)
     assert numbers(tmp_path / "pages") == ARTICLES
     first = next(read_pages(tmp_path / "pages" / "pages-00000.jsonl.gz"))
     assert (first["title"], first["text"]) == ("Title & 1", article(1))
-
-
-def test_a_dump_of_one_stream_gives_the_same_articles(tmp_path, xml):
-    path = tmp_path / "enwiki-pages-articles.xml.bz2"
-    path.write_bytes(bz2.compress(xml))
-    assert extract([path], tmp_path / "pages", jobs=1, chunk_bytes=600) > 2
-    assert numbers(tmp_path / "pages") == ARTICLES
 
 
 def test_parts_of_a_dump_are_taken_in_the_order_of_their_numbers(tmp_path):
@@ -139,8 +145,9 @@ def test_parts_of_a_dump_are_taken_in_the_order_of_their_numbers(tmp_path):
 
 
 def outcome(folder: Path) -> dict[str, str]:
-    """md5 of every file of text."""
-    return {path.name: md5_of(path) for path in folder.iterdir()}
+    """md5 of every file of text or pages."""
+    files = (path for path in folder.iterdir() if path.name[0] in "ept")
+    return {path.name: md5_of(path) for path in files}
 
 
 def make_text(dump: Path, folder: Path, jobs: int = 1) -> dict[str, str]:
@@ -184,38 +191,31 @@ def test_a_replaced_dump_is_made_into_text_again(made, dump):
     assert {*re.findall(r"about (\w+)", texts)} <= {*map(name_of, range(100, 130))}
 
 
-@pytest.mark.parametrize("stage", ["extract", "clean"])
+@pytest.mark.parametrize(("stage", "place"), [("extract", "pages"), ("clean", "text")])
 def test_a_bit_that_fell_between_two_stages_is_named_and_only_its_file_made_again(
-    dump, tmp_path, stage
+    made, dump, stage, place, capsys
 ):
-    pages, text, parts = tmp_path / "pages", tmp_path / "text", tmp_path / "parts"
-
-    def run() -> None:
-        extract([dump], pages, jobs=1, chunk_bytes=2000)
-        clean(pages, text, jobs=1)
-
-    run()
-    folder, following = {
-        "extract": (pages, lambda: clean(pages, text, jobs=1)),
-        "clean": (text, lambda: split(text, parts, jobs=1, shards=2)),
+    folder = dump.parents[1] / place
+    pages, text = folder.with_name("pages"), folder.with_name("text")
+    following = {
+        "extract": lambda: clean(pages, text, jobs=1),
+        "clean": lambda: split(text, folder.with_name("other"), jobs=1, shards=2),
     }[stage]
-    intact = outcome_of(folder)
+    intact, before = outcome(folder), times(folder, "[pt]*")
     assert len(intact) > 2
-    damaged = sorted(path for path in folder.iterdir() if path.name[0] in "pt")[1]
+    damaged = sorted(before)[1]
     flip(damaged)
-    others = {folder / name: (folder / name).stat().st_mtime_ns for name in intact}
     with refused(rf"{damaged.name} is missing or was changed; run .*{stage}"):
         following()
-    run()
-    following()
-    assert outcome_of(folder) == intact
-    changed = [path for path, time in others.items() if path.stat().st_mtime_ns != time]
-    assert changed == [damaged]
+    assert make_text(dump, dump.parents[1]) == made
+    told = f"{damaged.name} is missing or was changed: made again"
+    assert told in capsys.readouterr().err
+    assert outcome(folder) == intact
+    after = times(folder, "[pt]*")
+    assert [path for path in before if after[path] != before[path]] == [damaged]
 
 
-def test_a_file_of_an_interrupted_stage_is_kept_only_if_it_is_as_it_was_written(
-    tmp_path,
-):
+def test_a_file_of_an_interrupted_stage_is_kept_as_it_was_written(tmp_path):
     options = (tmp_path, "clean", ["text-*"], {"a": 1})
     StageFolder(*options)
     for name in ("text-1", "text-2", "text-3"):
@@ -229,129 +229,66 @@ def test_a_file_of_an_interrupted_stage_is_kept_only_if_it_is_as_it_was_written(
         folder.finish(["text-1", "text-3"])
 
 
-def outcome_of(folder):
-    made = [path for path in folder.iterdir() if path.suffix in (".gz", ".txt")]
-    return {path.name: md5_of(path) for path in made}
-
-
 def test_jobs_do_not_matter(made, tmp_path, dump):
     assert make_text(dump, tmp_path / "other", jobs=2) == made
 
 
-class Killed(BaseException):
-    """Stands for kill -9."""
+def test_killed_at_any_change_of_the_disk_it_ends_the_same(dump, tmp_path):
+    make = lambda folder: shutil.copy(dump, folder)  # noqa: E731
+    assert check(make, lambda d: make_text(d / dump.name, d), tmp_path, step=19) >= 4
 
 
-def test_killed_at_any_file_it_goes_on_to_the_same_bytes(
-    made, dump, tmp_path, monkeypatch
-):
-    rename, unlink = os.replace, Path.unlink
-    for crash_at in range(1, 200, 3):
-        folder = tmp_path / f"again{crash_at}"
-        folder.mkdir()
-        calls = 0
-
-        def crash(source: Path, target: Path, crash_at: int = crash_at) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == crash_at and crash_at % 2:
-                raise Killed
-            rename(source, target)
-            if calls == crash_at:
-                raise Killed
-
-        def keep_partial(path: Path, missing_ok: bool = False) -> None:
-            if not path.name.endswith(".partial"):
-                unlink(path, missing_ok)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "replace", crash)
-            patched.setattr(Path, "unlink", keep_partial)
-            try:
-                make_text(dump, folder)
-                break
-            except Killed:
-                pass
-        assert make_text(dump, folder) == made
-    assert crash_at > 12
-
-
-def test_finished_work_is_not_repeated_and_other_options_redo_it(
-    dump, tmp_path, monkeypatch
-):
-    pages, text, shards = tmp_path / "pages", tmp_path / "text", tmp_path / "shards"
-    times = []
-    for _ in range(2):
-        extract([dump], pages, jobs=1, chunk_bytes=900)
-        clean(pages, text, jobs=1)
-        split(text, shards, jobs=1, shards=4)
-        made = [path for folder in (pages, text, shards) for path in folder.iterdir()]
-        times.append({path: path.stat().st_mtime_ns for path in made})
-    assert times[0] == times[1]
-    split(text, shards, jobs=1, shards=3)
-    names = sorted(path.name for path in shards.glob("part-*"))
+def test_finished_work_is_kept_and_other_options_redo_it(dump, tmp_path, monkeypatch):
+    results = tmp_path / "results4"
+    make_text(dump, tmp_path)
+    before = times(tmp_path, "*-*")
+    make_text(dump, tmp_path)
+    assert times(tmp_path, "*-*") == before
+    split(tmp_path / "text", results, jobs=1, shards=3)
+    names = sorted(path.name for path in results.glob("part-*"))
     assert names == [f"part-{i:05d}-of-00003" for i in range(3)]
     monkeypatch.setitem(clean_module._TABLE, "dropped_sections", ["part"])
-    clean(pages, text, jobs=1)
-    assert not any(b"One more" in path.read_bytes() for path in text.glob("text-*"))
+    make_text(dump, tmp_path)
+    assert not any(b"One more" in path.read_bytes() for path in results.glob("part-*"))
 
 
-def damaged(path: Path, how: str) -> None:
-    data = bytearray(path.read_bytes())
-    if how == "truncated":
-        del data[-40:]
-    elif how == "damaged":
-        data[len(data) // 2] ^= 255
-    elif how == "not a bzip2":
-        data[:3] = b"PK\x03"
-    else:
-        xml = bz2.decompress(bytes(data))
-        if how == "middle of a page":
-            xml = xml[: xml.rindex(b"</page>")]
-        elif how == "not XML":
-            xml = xml.replace(b"</title>", b"</titl>")
-        else:
-            xml = whole(page(1, "x", namespace=4))
-        data = bytearray(streams(xml, [70]))
-    path.write_bytes(data)
+def rewritten(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    return lambda data: streams(change(bz2.decompress(data)), [70])
 
 
-@pytest.mark.parametrize("how", [
-    "truncated",
-    "damaged",
-    "not a bzip2",
-    "middle of a page",
-    "not XML",
-    "no articles",
-])  # fmt: skip
+DAMAGED: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda data: data[:-40],
+    "damaged": lambda data: data[:5000] + bytes([data[5000] ^ 255]) + data[5001:],
+    "not a bzip2": lambda data: b"PK\x03" + data[3:],
+    "middle of a page": rewritten(lambda xml: xml[: xml.rindex(b"</page>")]),
+    "not XML": rewritten(lambda xml: xml.replace(b"</title>", b"</titl>")),
+    "no articles": rewritten(lambda xml: whole(page(1, "x", namespace=4))),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
 def test_a_damaged_dump_is_one_clear_line(dump, tmp_path, how):
-    damaged(dump, how)
+    dump.write_bytes(DAMAGED[how](dump.read_bytes()))
     with refused(how) as caught:
         extract([dump], tmp_path / "pages", jobs=1)
     assert "\n" not in str(caught.value)
     assert dump.name in str(caught.value)
 
 
-def test_stages_out_of_order_or_on_foreign_files_are_refused(dump, tmp_path):
+def test_stages_out_of_order_or_on_foreign_files_are_refused(made, dump, tmp_path):
     with refused(r"no finished output of extract; run python .* extract"):
-        clean(tmp_path, tmp_path / "text", jobs=1)
+        clean(tmp_path, tmp_path / "new", jobs=1)
     with refused("cannot read the dump"):
-        extract([tmp_path / "none.xml.bz2"], tmp_path / "pages", jobs=1)
-    extract([dump], tmp_path / "pages", jobs=1, chunk_bytes=900)
-    clean(tmp_path / "pages", tmp_path / "text", jobs=1)
-    with refused("too few for 500 shards; use --shards 22"):
-        split(tmp_path / "text", tmp_path / "shards", jobs=1, shards=500)
-    (tmp_path / "shards").mkdir(exist_ok=True)
-    theirs = tmp_path / "shards" / "part-00000-of-00500"
+        extract([tmp_path / "none.xml.bz2"], tmp_path / "new", jobs=1)
+    text, shards = dump.parents[1] / "text", tmp_path / "shards"
+    with refused(r"too few for 500 shards; use --shards \d+"):
+        split(text, shards, jobs=1, shards=500)
+    shards.mkdir(exist_ok=True)
+    theirs = shards / "part-00000-of-00500"
     theirs.write_text("the benchmark's own\n\n")
     with refused("was not made by split"):
-        split(tmp_path / "text", tmp_path / "shards", jobs=1, shards=4)
+        split(text, shards, jobs=1, shards=4)
     assert theirs.read_text() == "the benchmark's own\n\n"
-    (tmp_path / "text" / "text-00001.txt").write_text("cut")
-    with refused(r"text-00001\.txt is missing or was changed"):
-        split(tmp_path / "text", tmp_path / "other", jobs=1, shards=4)
-    clean(tmp_path / "pages", tmp_path / "text", jobs=1)
-    split(tmp_path / "text", tmp_path / "other", jobs=1, shards=4)
 
 
 def test_pages_of_a_damaged_file_are_an_error(tmp_path):
@@ -374,9 +311,7 @@ def test_runs_of_documents_keep_order_and_are_never_empty(sizes, data):
     assert np.array_equal(np.concatenate(runs), documents)
 
 
-def test_the_folder_of_a_stage_drops_files_of_another_recipe_only_and_says_so(
-    tmp_path, capsys
-):
+def test_the_folder_of_a_stage_drops_files_of_another_recipe_alone(tmp_path, capsys):
     first = StageFolder(tmp_path, "clean", ["text-*"], {"a": 1})
     (tmp_path / "text-1").write_text("x")
     record(tmp_path / "text-1")
@@ -390,17 +325,119 @@ def test_the_folder_of_a_stage_drops_files_of_another_recipe_only_and_says_so(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "stage.json"]
 
 
-def test_the_command_lines_run_one_after_the_other(dump, tmp_path):
-    def run(stage: str, *options: object) -> str:
-        done = forked.run("input_preprocessing", stage, *options, "--jobs", 1)
-        assert done.returncode == 0, done.stderr
-        return done.stderr
+def test_the_command_lines_run_one_after_the_other(dump, tmp_path, capsys):
+    pages, text, shards = (tmp_path / name for name in "pts")
+    run("extract", "--source", dump, "--target", pages, "--jobs", 1)
+    run("clean", "--source", pages, "--target", text, "--jobs", 1)
+    run("split", "--source", text, "--target", shards, "--shards", 2, "--jobs", 1)
+    told = capsys.readouterr().err
+    assert "for evaluation; eval.txt (md5 " in told
+    assert "is not the benchmark's" in told
+    with pytest.raises(SystemExit) as ended:
+        run("clean", "--source", tmp_path, "--target", tmp_path)
+    assert "\n" not in str(ended.value.code)
 
-    run("extract", "--source", dump, "--target", tmp_path / "p")
-    run("clean", "--source", tmp_path / "p", "--target", tmp_path / "t")
-    line = ["--source", tmp_path / "t", "--target", tmp_path / "s", "--shards", "2"]
-    assert "for evaluation" in run("split", *line)
-    line = ["clean", "--source", tmp_path, "--target", tmp_path]
-    failed = forked.run("input_preprocessing", *line)
-    assert failed.returncode == 1
-    assert len(failed.stderr.splitlines()) == 1
+
+# Of the files of `tree`, what MLCommons' seperate_test_set.py (--num_test_articles=25) and
+# do_gather.py (--input_suffix=.4 --block_size=0.003) wrote.
+WRITTEN = {
+    "eval.txt": "893af3709a8ac09c169b411373bec8bb",
+    "part-00000-of-00005": "7ec85f3df433e34e1f63730e3af8fcc6",
+    "part-00001-of-00005": "610c64c9d5f25121b6a1da221e6696a3",
+    "part-00002-of-00005": "436f6390a27ca3c277b29f8b882dbcd7",
+    "part-00003-of-00005": "1bf919303d8f8437971acf4211a6c547",
+    "part-00004-of-00005": "16bfce09fc3f4457e2b9e7b4744e6a1b",
+}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Seven made-up files of WikiExtractor's, of which only the size counts, and their
+    sentences.
+    """
+    generator = random.Random(5)
+    for number in range(7):
+        folder = tmp_path / "text" / ("AA" if number < 4 else "AB")
+        folder.mkdir(parents=True, exist_ok=True)
+        articles = []
+        for a in range(generator.randint(2, 30)):
+            of = f"of article {a} in {number}, café."
+            count = generator.randint(1, 5)
+            articles.append("\n".join(f"Sentence {i} {of}" for i in range(count)))
+        text = "\n\n".join(articles) + ("\n\n" if number % 3 else "\n\n\n")
+        path = folder / f"wiki_{number % 4:02d}"
+        path.with_suffix(".3").write_bytes(text.encode())
+        path.write_bytes(b"x" * (1000 + 137 * number))
+    return tmp_path / "text"
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(split_module, "BLOCK_BYTES", int(0.003 * (1 << 20)))
+
+
+def split_25(tree: Path, out: Path, **more: int) -> Split:
+    return split(tree, out, jobs=1, num_eval_documents=25, **more)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_the_references_files_give_what_its_scripts_do(tree, tmp_path):
+    made = split_25(tree, tmp_path / "out")
+    files = {*(tmp_path / "out").iterdir()} - {tmp_path / "out" / "stage.json"}
+    assert {path.name: md5_of(path) for path in files} == WRITTEN
+    assert made.held_out == 25
+    assert made.eval_md5 == WRITTEN["eval.txt"]
+
+
+def test_the_benchmarks_evaluation_text_is_known(tree, tmp_path, monkeypatch):
+    other = split_25(tree, tmp_path / "a").note
+    theirs = "is not the benchmark's (2a220f790517261547b1b45ed3ada07a)"
+    assert f"md5 {WRITTEN['eval.txt']}) {theirs}" in other
+    monkeypatch.setitem(prepared.TEXT_MD5, "eval.txt", WRITTEN["eval.txt"])
+    made = split_25(tree, tmp_path / "a")
+    assert made.note == "eval.txt is the benchmark's, byte for byte"
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_files_of_the_same_name_in_two_folders_are_distinguished(tree, tmp_path):
+    split_25(tree, tmp_path / "out")
+    path = tree / "AA/wiki_00.3"
+    path.write_text(path.read_text().replace("café", "tea"))
+    split_25(tree, tmp_path / "out")
+    assert "tea" in (tmp_path / "out/part-00000-of-00005").read_text()
+
+
+def test_a_missing_or_cut_file_is_a_one_line_error(tree, tmp_path):
+    (tree / "AB/wiki_01").unlink()
+    with refused("AB/wiki_01 is missing, its size"):
+        split_25(tree, tmp_path / "out")
+    split_25(tree, tmp_path / "out", shards=3)
+    assert len(list((tmp_path / "out").glob("part-*-of-00003"))) == 3
+    (tree / "AB/wiki_01.3").write_text("cut")
+    with refused(r"AB/wiki_01\.3 is truncated"):
+        split_25(tree, tmp_path / "out")
+
+
+def test_every_file_holds_out_its_share():
+    files = np.repeat(np.arange(40), 30)
+    held_out = hold_out(files, 50, 12345)
+    assert np.bincount(files[held_out]).tolist() == [1, 1, 1, 2] * 10
+    assert (hold_out(files, 50, 12345) == held_out).all()
+    assert (hold_out(files, 50, 1) != held_out).any()
+    # A small file gives all that it has.
+    assert hold_out(np.array([0, 0, 1]), 6, 0).all()
+
+
+def test_text_counts_as_files_of_a_mebibyte():
+    half = FILE_BYTES // 2
+    sizes = [half, half, 1, 3 * half, half, half, half]
+    assert fill(sizes, FILE_BYTES).tolist() == [0, 0, 1, 2, 3, 3, 4]
+
+
+def test_the_benchmarks_dump_is_known_by_its_md5(tmp_path):
+    name = "enwiki-20200101-pages-articles-multistream.xml.bz2"
+    extract_module._check_known({name: "00d47075e0f583fb7c0791fac1c57cb3"})
+    extract_module._check_known({"dewiki-20200101-pages-articles.xml.bz2": "0" * 32})
+    (tmp_path / name).write_bytes(b"BZh9")
+    with refused(f"{name} has md5 .*, the published one 00d4.*download it again"):
+        extract([tmp_path / name], tmp_path / "out", jobs=1)
