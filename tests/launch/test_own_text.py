@@ -1,6 +1,4 @@
-"""From your own text to predictions: the commands of docs/train.md, killed at ten moments and run
-again.
-"""
+"""From your own text to predictions: the commands of docs/train.md, killed at ten moments."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ import transformers
 
 from ..bert.states import newest, same
 from ..held import site
-from ..waiting import wait_until
+from ..waiting import processes_with, wait_until
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROWS = 9000  # two whole chunks of predictions, and a part of one
@@ -48,19 +46,8 @@ MOMENTS = [
 ]
 
 
-def kill(folder: Path) -> None:
-    """Kills (-9) all processes that have the folder in their environment."""
-    mark = f"MINE={folder}".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                os.kill(int(process.name), signal.SIGKILL)
-
-
 def go(folder: Path, repository: Path, moments: list[tuple[str, str]]) -> None:
-    """Runs all commands; each is killed at each of its moments, where it stands still, and run
-    again.
-    """
+    """Runs all commands; each is killed at each of its moments, where it stands still, and run again."""
     folder.mkdir()
     environ = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(folder), "MINE": str(folder),
@@ -73,41 +60,42 @@ def go(folder: Path, repository: Path, moments: list[tuple[str, str]]) -> None:
             held = folder.parent / f"{folder.name}_{name}_{number}"
             if pattern:
                 site(held, str(folder / pattern))
-            process = subprocess.Popen(
-                ["bash", "-c", f"exec 2>&1; {command}"],
-                cwd=folder,
-                env=environ | {"PYTHONPATH": f"{held}:{modules}"},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            line = ["bash", "-c", f"exec 2>&1; {command}"]
+            how = {"cwd": folder, "env": environ | {"PYTHONPATH": f"{held}:{modules}"}}
+            process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, **how)
             if pattern:
                 stood = held / "stood"
                 wait_until(lambda: stood.exists() or process.poll() is not None, 300)  # noqa: B023
                 assert stood.exists(), f"{name} ended before {pattern}"
-                kill(folder)
+                for number in processes_with(f"MINE={folder}"):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(number, signal.SIGKILL)
             said = process.communicate(timeout=300)[0]
             assert (process.returncode == 0) == (not pattern), said
 
 
 def digests(folder: Path, *patterns: str) -> dict[str, str]:
-    found = {
-        path for pattern in patterns for path in folder.glob(pattern) if path.is_file()
-    }
+    found = (path for pattern in patterns for path in folder.glob(pattern))
     return {
         str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
-        for path in sorted(found)
+        for path in found
+        if path.is_file()
     }
+
+
+def evaluations(run: Path) -> dict[int, float]:
+    """Loss of each evaluation, by step."""
+    file = run / "results" / "pretrain_mine" / "phase1" / "metrics_0.jsonl"
+    lines = map(json.loads, file.read_text().splitlines())
+    return {one["step"]: one["mlm_loss"] for one in lines if one["kind"] == "evaluation"}  # fmt: skip
 
 
 @pytest.fixture
 def folder(tmp_path: Path, repository: Path) -> Path:
     """A folder with a model in the Hub's layout, a config, a table and a file to predict."""
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    words = [
-        *SPECIAL,
-        *characters,
-        *(f"##{character}" for character in characters if character.isalnum()),
-    ]
+    inside = (f"##{character}" for character in characters if character.isalnum())
+    words = [*SPECIAL, *characters, *inside]
     config = transformers.BertConfig(
         vocab_size=len(words), hidden_size=64, num_hidden_layers=1, num_attention_heads=1, intermediate_size=128,
         max_position_embeddings=64,
@@ -130,49 +118,24 @@ source {repository}/configs/common.sh
     return tmp_path
 
 
+MADE = (
+    *("data/packed_data/*", "data/eval/*", "data/phase1/*", "data/download/results4/*", "my-bert/*", "predicted.*"),
+    *("results/tuned/model_0/predictions.tsv", "results/tuned/model_0/model.safetensors"),
+)  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_at_ten_moments_all_results_equal_those_of_an_undisturbed_run(
-    folder, repository
-):
+def test_killed_at_ten_moments_all_results_equal_undisturbed_ones(folder, repository):
     whole, parts = folder / "whole", folder / "parts"
     go(whole, repository, [])
     go(parts, repository, MOMENTS)
-    made = (
-        "data/packed_data/*",
-        "data/eval/*",
-        "data/phase1/*",
-        "data/download/results4/*",
-        "my-bert/*",
-        "predicted.*",
-    )
-    assert digests(parts, *made) == digests(whole, *made)
-    assert len(digests(whole, *made)) > 10
-    assert same(
-        *(
-            newest(run / "results" / "pretrain_mine" / "phase1" / "checkpoints")
-            for run in (whole, parts)
-        )
-    )
-    tuned = (
-        "results/tuned/model_0/predictions.tsv",
-        "results/tuned/model_0/model.safetensors",
-    )
-    assert digests(parts, *tuned) == digests(whole, *tuned)
-    losses = []
-    for run in (whole, parts):
-        lines = (
-            (run / "results" / "pretrain_mine" / "phase1" / "metrics_0.jsonl")
-            .read_text()
-            .splitlines()
-        )
-        found = {
-            line["step"]: line["mlm_loss"]
-            for line in map(json.loads, lines)
-            if line["kind"] == "evaluation"
-        }
-        losses.append(found)
-    assert losses[0] == losses[1]
-    assert sorted(losses[0]) == [10, 20]
-    assert losses[0][20] < losses[0][10]
+    assert digests(parts, *MADE) == digests(whole, *MADE)
+    assert len(digests(whole, *MADE)) > 10
+    saved = Path("results", "pretrain_mine", "phase1", "checkpoints")
+    assert same(newest(whole / saved), newest(parts / saved))
+    losses = evaluations(whole)
+    assert losses == evaluations(parts)
+    assert sorted(losses) == [10, 20]
+    assert losses[20] < losses[10]
     assert not [path for path in parts.rglob("*.partial") if path.is_file()]

@@ -1,20 +1,16 @@
-"""``sbatch run.sub`` on a real Slurm: the job's exit code and the last line of its output give the
-result.
-"""
+"""``sbatch run.sub`` on a real Slurm: its exit code and its output's last line give the result."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
 import signal
-import time
 
 import pytest
 
 from ..waiting import wait_until
 from .captured import captured
-from .test_trial import processes
+from .test_trial import none_left
 
 pytestmark = pytest.mark.slurm
 
@@ -27,13 +23,11 @@ def test_trials_run_on_every_node_with_one_task_a_gpu(slurm):
     assert job.last_line == expected
     ranks = slurm.checkout.ranks()
     shown = ("TRIAL", "RANK", "LOCAL_RANK", "SLURMD_NODENAME")
-    assert sorted(tuple(rank[name] for name in shown) for rank in ranks) == [
-        (trial, str(number), str(number % 2), f"dgx{1 + number // 2}")
-        for trial in "01"
-        for number in range(4)
-    ]
-    assert {rank["WORLD_SIZE"] for rank in ranks} == {"4"}
-    assert {rank["MASTER_ADDR"] for rank in ranks} == {"127.0.0.1"}
+    of_trial = [(str(n), str(n % 2), f"dgx{1 + n // 2}") for n in range(4)]
+    expected = [(trial, *place) for trial in "01" for place in of_trial]
+    assert sorted(tuple(rank[name] for name in shown) for rank in ranks) == expected
+    worlds = {(rank["WORLD_SIZE"], rank["MASTER_ADDR"]) for rank in ranks}
+    assert worlds == {("4", "127.0.0.1")}
     ports = {(rank["TRIAL"], rank["MASTER_PORT"]) for rank in ranks}
     assert len(ports) == 2, "one a trial"
     assert {len(rank["CUDA_VISIBLE_DEVICES"].split(",")) for rank in ranks} == {2}
@@ -41,49 +35,52 @@ def test_trials_run_on_every_node_with_one_task_a_gpu(slurm):
     assert os.path.basename(slurm.checkout.run_dir).endswith(f"_{job.number}")
 
 
-def test_a_rank_killed_on_another_node_fails_the_job_with_its_reason_last(slurm):
-    job = slurm.run(after=f"{TWO_NODES} NEXP=2", TRIAL_0="kill:3", status=1)
-    expected = "run: error: 1 of 2 trials failed: trial 0: rank 3 on dgx2 was killed by SIGKILL"
-    assert job.last_line == expected
+FAILURES = {
+    "kill:3": "rank 3 on dgx2 was killed by SIGKILL",
+    "not-reached": "the target accuracy 0.72 was not reached",
+    "crash:2": "the loss is nan at step 3",
+    "exit:2": "rank 2 on dgx2 ended with exit status 7, see output_3.txt",
+}
+
+
+def test_trials_that_fail_fail_the_job_with_their_reasons_last(slurm):
+    outcomes = {f"TRIAL_{number}": how for number, how in enumerate(FAILURES)}
+    job = slurm.run(after=f"{TWO_NODES} NEXP=5", status=1, **outcomes)
+    reasons = enumerate(FAILURES.values())
+    said = "; ".join(f"trial {number}: {reason}" for number, reason in reasons)
+    assert job.last_line == f"run: error: 4 of 5 trials failed: {said}"
     folder = slurm.checkout.run_dir
     assert (folder / "failed_0.txt").exists()
-    assert (folder / "result_1.txt").exists(), "the other trials are independent"
+    assert (folder / "result_4.txt").exists(), "the other trials are independent"
+
+
+NO_GPUS = "this job has no GPUs: sbatch --gres=gpu:2 run.sub (or export SBATCH_GRES); on CPUs, DEVICE=cpu"
+FEW_GPUS = "this job has 1 GPUs a node and the config wants DGXNGPU=2: sbatch --exclusive, or another config"
 
 
 @pytest.mark.parametrize(
-    ("outcome", "reason"),
+    ("options", "after", "said"),
     [
-        ("not-reached", "the target accuracy 0.72 was not reached"),
-        ("crash:2", "the loss is nan at step 3"),
-        ("exit:2", "rank 2 on dgx2 ended with exit status 7, see output_0.txt"),
+        ([], f"{TWO_NODES} CHECK=bad", "this configuration cannot run: LR='fast': expected a number"),
+        (["-N1"], TWO_NODES, "this job has 1 nodes and the config wants 2: sbatch -N 2 run.sub"),
+        ([], "export LOGDIR=file/results", "cannot write there; choose a folder you can write to"),
+        ([], "export GPU_GRES=gpu:b200", "--gres=gpu:b200:2 does not start: Unable to create step"),
+        (["--gres=none"], "", NO_GPUS),
+        (["--gres=gpu:1"], "", FEW_GPUS),
     ],
-)
-def test_a_trial_that_fails_fails_the_job(slurm, outcome, reason):
-    job = slurm.run(after=TWO_NODES, TRIAL_0=outcome, status=1)
-    assert job.last_line == f"run: error: 1 of 1 trials failed: trial 0: {reason}"
-
-
-def test_bad_settings_end_the_job_before_anything_is_written(slurm):
-    job = slurm.run(after=TWO_NODES, CHECK="bad", status=2)
-    assert "bert: error: LR='fast': expected a number" in job.output
-    expected = "run: error: this configuration cannot run: LR='fast': expected a number"
-    assert job.last_line == expected
+)  # fmt: skip
+def test_a_job_that_cannot_run_says_so_in_one_line(slurm, options, after, said):
+    """And does not train on CPUs."""
+    root = slurm.checkout.root
+    (root / "file").touch()
+    if options != ["-N1"] and options:
+        script = root / "run.sub"
+        text = script.read_text().replace("#SBATCH --exclusive\n", "")
+        script.write_text(text)
+    job = slurm.run(*options, after=after, status=2)
+    assert job.last_line.startswith("run: error: ")
+    assert said in job.last_line
     assert not slurm.checkout.logdir.exists()
-
-
-def test_a_job_of_the_wrong_size_says_how_to_submit(slurm):
-    job = slurm.run("-N1", after=TWO_NODES, status=2)
-    expected = (
-        "run: error: this job has 1 nodes and the config wants 2: sbatch -N 2 run.sub"
-    )
-    assert job.last_line == expected
-
-
-def test_a_log_folder_that_cannot_be_created_ends_the_job(slurm):
-    (slurm.checkout.root / "file").touch()
-    job = slurm.run(after="export LOGDIR=file/results", status=2)
-    assert job.last_line.startswith("run: error: LOGDIR=")
-    assert "cannot write there; choose a folder you can write to" in job.last_line
 
 
 def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
@@ -92,24 +89,20 @@ def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
     job.wait()
     assert job.field("JobState") == "CANCELLED"
     why = "the job was cancelled or ended by Slurm"
-    assert (
-        job.last_line
-        == f"run: error: {why}; RUN_NAME=stopped continues with the missing trials"
-    ), job.output
+    continues = "RUN_NAME=stopped continues with the missing trials"
+    assert job.last_line == f"run: error: {why}; {continues}"
     assert (slurm.checkout.run_dir / "error_0.txt").read_text() == f"{why}\n"
     assert (slurm.checkout.run_dir / "failed_0.txt").exists()
     assert not list(slurm.checkout.run_dir.glob("running_*"))
     # Watchers of processes look once a second whether they are still needed.
-    wait_until(lambda: not processes(slurm.checkout.root))
+    none_left(slurm.checkout.root)
 
 
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # Debian's faketime
 
 
 @pytest.mark.parametrize("clock", ["", "+1h", "-1h"])
-def test_ranks_are_signalled_before_the_time_limit_and_save_before_they_end(
-    slurm, clock
-):
+def test_ranks_are_signalled_before_the_time_limit_and_save(slurm, clock):
     """Also where the clock of the nodes is not the controller's."""
     if clock and not os.path.exists(FAKETIME):
         pytest.skip("faketime is not installed")
@@ -132,14 +125,9 @@ def test_a_controller_that_does_not_answer_is_not_waited_for(slurm, cluster):
     os.kill(controller, signal.SIGSTOP)
     try:
         os.kill(int(script.stdout), signal.SIGTERM)
-        for _ in range(1200):
-            if "run: error" in job.output:
-                break
-            time.sleep(0.1)
-        assert (
-            "run: error: interrupted by SIGTERM (Slurm's controller did not say why)"
-            in job.last_line
-        ), job.output
+        wait_until(lambda: "run: error" in job.output, 120)
+        why = "interrupted by SIGTERM (Slurm's controller did not say why)"
+        assert f"run: error: {why}" in job.last_line
     finally:
         os.kill(controller, signal.SIGCONT)
     job.wait()
@@ -157,19 +145,7 @@ def test_a_requeued_job_continues_with_the_missing_trials(slurm):
     assert [rank["TRIAL"] for rank in slurm.checkout.ranks()] == ["0"] * 4 + ["1"] * 8
 
 
-def test_a_node_that_the_start_test_names_is_replaced_by_the_spare(slurm):
-    spare = "export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0"
-    job = slurm.run("-N2", after=spare, UNFIT="dgx1", status=0)
-    why = "without dgx1: the start test: fail: node dgx1: slow; the trial is repeated"
-    assert f"run: warning: restarts on dgx2, {why}\n" in job.output
-    ends = rf"\nrun: restarted at \S+, {why}\nrun: the trial reached the target: .*\n$"
-    assert re.search(ends, job.output)
-    assert {rank["SLURMD_NODENAME"] for rank in slurm.checkout.ranks()} == {"dgx2"}
-
-
-def test_before_the_time_limit_a_resumable_run_is_requeued_until_it_makes_no_progress(
-    slurm,
-):
+def test_at_the_time_limit_a_run_is_requeued_until_it_makes_no_progress(slurm):
     saved = slurm.folder / "saved"
     given = {"RESUME": "1", "CHECKPOINT_DIR": str(saved), "NCCL_TEST": "0"}
     job = slurm.started("chain", TRIAL_0="saves", **given)
@@ -191,43 +167,18 @@ def test_before_the_time_limit_a_resumable_run_is_requeued_until_it_makes_no_pro
     assert told == [f"{requeued} {step}" for step in (0, 12, 12, 12)]
     assert job.exit_code == 143
     bound = "gave up: 3 restarts brought no new checkpoint after step 12"
-    expected = (
-        f"run: error: {bound}; {why}; RUN_NAME=chain continues with the missing trials"
-    )
-    assert job.last_line == expected
+    continues = "RUN_NAME=chain continues with the missing trials"
+    assert job.last_line == f"run: error: {bound}; {why}; {continues}"
 
 
-@pytest.mark.parametrize("gres", ["gpu", "gpu:h100"])
-def test_each_node_gives_the_gpus_that_the_config_requests(slurm, gres):
-    slurm.run(after=f"export DGXNGPU=3 GPU_GRES={gres}", status=0)
+def test_each_node_gives_the_gpus_that_the_config_requests(slurm):
+    slurm.run(after="export DGXNGPU=3 GPU_GRES=gpu:h100", status=0)
     ranks = slurm.checkout.ranks()
     assert {rank["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {"0,1,2"}
 
 
-def test_a_gpu_type_the_nodes_do_not_have_fails_in_one_line(slurm):
-    job = slurm.run(after="export GPU_GRES=gpu:b200", status=2)
-    expected = r"run: error: GPU_GRES=gpu:b200: a step with .* --gres=gpu:b200:2 does not start: Unable to create step .*"
-    assert re.fullmatch(expected, job.last_line)
-
-
-NO_GPUS = "this job has no GPUs: sbatch --gres=gpu:2 run.sub (or export SBATCH_GRES); on CPUs, DEVICE=cpu"
-FEW_GPUS = "this job has 1 GPUs a node and the config wants DGXNGPU=2: sbatch --exclusive, or another config"
-
-
-@pytest.mark.parametrize(
-    ("option", "expected"), [("--gres=none", NO_GPUS), ("--gres=gpu:1", FEW_GPUS)]
-)
-def test_a_job_without_its_gpus_does_not_train_on_cpus(slurm, option, expected):
-    script = slurm.checkout.root / "run.sub"
-    script.write_text(script.read_text().replace("#SBATCH --exclusive\n", ""))
-    job = slurm.run(option, status=2)
-    assert job.last_line == f"run: error: {expected}"
-
-
 def pmix() -> str:
-    """Slurm lists pmix if it was built with it; whether it works depends on a library that it loads
-    on demand.
-    """
+    """Slurm lists pmix if it was built with it; whether it works depends on a library."""
     try:
         ctypes.CDLL("libpmix.so")
     except OSError:
@@ -244,13 +195,6 @@ def test_steps_start_with_the_wanted_mpi_type_if_it_works(slurm, wanted, used):
     types = {rank["SLURM_MPI_TYPE"] or "none" for rank in slurm.checkout.ranks()}
     assert types == {used}
     assert (f"warning: SLURM_MPI_TYPE={wanted} " in job.output) == (wanted != used)
-
-
-def test_a_network_that_fails_the_all_reduce_test_ends_the_job_before_any_trial(slurm):
-    job = slurm.run(after=TWO_NODES, ALLREDUCE="fails:3", status=1)
-    expected = "run: error: the all-reduce test failed: rank 3: wrong sums; see "
-    assert job.last_line.startswith(expected)
-    assert not slurm.checkout.ranks()
 
 
 def test_the_power_of_every_node_is_sampled_beside_the_trial(slurm):
@@ -280,9 +224,8 @@ def test_clocks_and_staged_data_are_undone_also_when_slurm_ends_the_job(slurm, e
         (slurm.folder / name / "file").touch()
     slurm.checkout.stand_in("sync", "")
     nvme = slurm.folder / "nvme"
-    given = {
-        "GPU_CLOCKS": "1410", "CLOCK_LOG": str(clocks), "DATADIR": str(slurm.folder / "data"), "STAGE_DIR": str(nvme),
-    }  # fmt: skip
+    given = {"GPU_CLOCKS": "1410", "CLOCK_LOG": str(clocks), "STAGE_DIR": str(nvme)}
+    given["DATADIR"] = str(slurm.folder / "data")
     if ending == "scancel":
         job = slurm.started("locked", TRIAL_0="hang", **given)
         assert (nvme / f"bert_{job.number}_0" / "EVALDIR" / "file").exists()
