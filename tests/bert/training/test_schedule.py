@@ -61,6 +61,9 @@ def test_what_contradicts_or_is_not_used_or_leaves_no_room_is_refused(
 DLE_1 = ScheduleConfig(schedule="dle", lr=6e-3, max_steps=7038, warmup_proportion=0.2843)  # fmt: skip
 DLE_2 = ScheduleConfig(schedule="dle", lr=4e-3, max_steps=1563, warmup_proportion=0.128)
 POLY = ScheduleConfig(schedule="poly", lr=1.5e-3, max_steps=155_000, warmup_proportion=0.05, constant_proportion=0.25)  # fmt: skip
+LINEAR = ScheduleConfig(
+    schedule="linear", lr=3e-5, max_steps=200, warmup_proportion=0.1
+)
 SAMSUNG_SHARES = {1: 0.2073, 65: 0.9878, 66: 1.1442, 82: 1.0, 120: 0.6575, 178: 0.1349, 179: 0.1258, 299: 0.1258}  # fmt: skip
 SAMSUNG_LR = 3.9299421615882676e-4
 SAMSUNG = ScheduleConfig(
@@ -75,22 +78,16 @@ SAMSUNG = ScheduleConfig(
         (DLE_1, {1: 2.9986e-6, 2000: 5.9973e-3, 2001: 5.0759e-3, 7037: 7.152e-5, 7038: 0.0}),
         (DLE_2, {200: 3.9987e-3, 201: 3.7340e-3}),
         (POLY, {1: 1.9355e-7, 7750: 1.5e-3, 40_000: 1.5e-3, 46_500: 1.5e-3, 100_000: 7.6037e-4, 155_000: 0.0}),
+        # To the base, and to zero at the last step.
+        (LINEAR, {1: 1.5e-6, 10: 1.5e-5, 19: 2.85e-5, 20: 3e-5, 110: 1.5e-5, 199: 3e-5 / 180, 200: 0.0, 300: 0.0}),
         (SAMSUNG, {step: share * SAMSUNG_LR for step, share in SAMSUNG_SHARES.items()}),
     ],
-    ids=["dle-phase-1", "dle-phase-2", "poly", "samsung"],
+    ids=["dle-phase-1", "dle-phase-2", "poly", "linear", "samsung"],
 )  # fmt: skip
 def test_published_rules_have_their_published_values(config, rates):
     config.check()
     found = {step: learning_rate(step, config) for step in rates}
     assert found == pytest.approx(rates, rel=4e-4, abs=1e-12)
-
-
-def test_linear_rises_to_the_base_and_falls_to_zero_at_the_last_step():
-    given = {"schedule": "linear", "lr": 3e-5, "max_steps": 200}
-    config = ScheduleConfig(**given, warmup_proportion=0.1)
-    steps = 1, 10, 19, 20, 110, 199, 200, 300
-    rates = [learning_rate(step, config) / 3e-5 for step in steps]
-    assert rates == pytest.approx([1 / 20, 1 / 2, 19 / 20, 1, 1 / 2, 1 / 180, 0, 0])
 
 
 @pytest.mark.parametrize("schedule", ["dle", "poly", "linear", "samsung"])
