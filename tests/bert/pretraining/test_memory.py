@@ -15,7 +15,6 @@ from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
-from bert.model.init import first_weights, use_placeholders
 from bert.model.recompute import Recomputation
 from bert.pretraining import memory
 from bert.pretraining.config import PretrainingConfig
@@ -23,7 +22,7 @@ from bert.training.step import build_step
 from common.env import ConfigError, from_env
 
 from ..peak import Peak
-from ..plain import CPU, alone, model_of
+from ..plain import alone, model_of
 from ..ranks import run_ranks
 
 SHAPE = BertConfig(
@@ -44,19 +43,21 @@ def _plan(batch, **settings):
     return memory.Plan(**{**common, **settings})
 
 
-def _measured(plan, batch):
-    """The most bytes that tensors hold in a step."""
+def _check_estimate(plan, batch, world):
+    """Within a tenth of the most bytes that tensors hold in a step."""
     model = model_of(plan.model)
     if plan.recompute_layers:
         model.recompute(Recomputation(plan.recompute_layers, random_state=True))
     step = build_step(
-        model, Precision(dtype=plan.dtype), plan.optimizer, alone(),
+        model, Precision(dtype=plan.dtype), plan.optimizer, world,
         accumulate=plan.accumulate, fused_update=False,
     )  # fmt: skip
-    buffers = [step.optimizer.buckets.whole]
-    with Peak([*step.optimizer.state_tensors(), *buffers]) as peak:
+    buckets = step.optimizer.buckets
+    held = buckets.whole, buckets.shard, buckets.received
+    gradients = [tensor for tensor in held if tensor is not None]
+    with Peak([*step.optimizer.state_tensors(), *gradients]) as peak:
         step([batch], 0.01)
-    return peak.most
+    assert sum(memory.estimate(plan).values()) == pytest.approx(peak.most, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -76,31 +77,18 @@ def test_the_estimate_is_within_a_tenth_of_what_a_step_takes(
     records = make_records(rows, packed=False)
     batch = batch_of(records, np.arange(rows))
     plan = _plan(batch, length=_mean_length(batch), **settings)
-    measured = pytest.approx(_measured(plan, batch), rel=0.1)
-    assert sum(memory.estimate(plan).values()) == measured
+    _check_estimate(plan, batch, alone())
 
 
-def _on_a_rank(world, shape):
-    """Of several: where each draws its shard of the first weights."""
+def _on_a_rank(world):
     batch = make_batch(synthetic_records(24, 48, 211, False, seed=0), range(24), 48)
-    optimizer = optim.OptimizerConfig(optimizer="lans", sharded=True)
-    plan = _plan(batch, model=shape, optimizer=optimizer, num_ranks=world.size, length=_mean_length(batch))  # fmt: skip
-    model = memory.meta_model(shape)
-    use_placeholders(model, torch.float32, CPU)
-    step = build_step(
-        model, Precision(dtype=torch.float32), optimizer, world,
-        accumulate=False, fused_update=False, first_weights=first_weights(model, 0),
-    )  # fmt: skip
-    buckets = step.optimizer.buckets
-    held = buckets.whole, buckets.shard, buckets.received
-    gradients = [tensor for tensor in held if tensor is not None]
-    with Peak([*step.optimizer.state_tensors(), *gradients]) as peak:
-        assert step([batch], 1e-3).finite
-    assert sum(memory.estimate(plan).values()) == pytest.approx(peak.most, rel=0.1)
+    lans = optim.OptimizerConfig(optimizer="lans", sharded=True)
+    more = {"optimizer": lans, "num_ranks": world.size, "length": _mean_length(batch)}
+    _check_estimate(_plan(batch, **more), batch, world)
 
 
 def test_the_estimate_holds_on_each_of_two_ranks():
-    run_ranks(_on_a_rank, 2, arguments=(PRE_NORM,))
+    run_ranks(_on_a_rank, 2)
 
 
 def _mean_length(batch):
