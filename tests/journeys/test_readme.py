@@ -47,9 +47,7 @@ def commands(readme: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def test_every_command_of_the_readme_is_typed_in_order(
-    shell: Shell, repository: Path
-) -> None:
+def test_every_command_of_the_readme_is_typed_in_order(shell: Shell, repository: Path) -> None:  # fmt: skip
     sentences = (f"The {a} {b} the {c} {d}." for a in ("old", "new", "red") for b in ("cat saw", "dog met", "man left")
                  for c in ("big", "small", "green", "blue") for d in ("house", "river", "stone", "tree"))  # fmt: skip
     text = "".join(f"{s}\n" + "\n" * (n % 6 == 5) for n, s in enumerate(sentences))
@@ -76,11 +74,8 @@ def test_every_command_of_the_readme_is_typed_in_order(
 @pytest.mark.slurm
 def test_data_are_prepared_by_a_slurm_job(slurm_shell: Shell) -> None:
     shell = slurm_shell
-    (shell.folder / "text.txt").write_text(
-        "\n\n".join(
-            f"The {n} cats saw a house.\nIt was {n} miles away." for n in range(99)
-        )
-    )
+    texts = (f"The {n} cats saw a house.\nIt was {n} miles away." for n in range(99))
+    (shell.folder / "text.txt").write_text("\n\n".join(texts))
     options = f"--outputdir {shell.folder}/data --packed-data --input {shell.folder}/text.txt --vocab-size 300"
     options += " --max-seq-length 64 --max-predictions-per-seq 10 --shards 2"
     said = shell.submit("", f"input_preprocessing/prepare_data.sub {options}")

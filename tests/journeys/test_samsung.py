@@ -36,9 +36,8 @@ def phase1(tmp_path: Path) -> Path:
 
 def train(shell: Shell, bins: Path, evaluation: Path, phase1: Path) -> None:
     names = f"PYTHON={shell.env['PYTHON']} DGXSYSTEM={SETTINGS} INPUT_DIR={bins} EVAL_DIR={evaluation} NEXP=2"
-    names += (
-        f" CHECKPOINTDIR_PHASE1={phase1} INIT_CHECKPOINT={phase1}/model.ckpt-28252.pt"
-    )
+    weights = f"{phase1}/model.ckpt-28252.pt"
+    names += f" CHECKPOINTDIR_PHASE1={phase1} INIT_CHECKPOINT={weights}"
     done = shell.type(f"{few(SEED='1')}\n{names} ./run_multinode.sh")
     assert "all 2 trials reached the target" in done.stderr.splitlines()[-1]
     assert [shell.log(trial)["seed"] for trial in (0, 1)] == [1, 2]
@@ -60,9 +59,7 @@ def test_their_hdf5_in_four_bins_trains(ssh_shell: Shell, phase1: Path) -> None:
     train(shell, data, shell.folder / "eval", phase1)
 
 
-def test_tfrecords_are_imported_binned_and_trained_on(
-    ssh_shell: Shell, phase1: Path
-) -> None:
+def test_tfrecords_are_imported_binned_and_trained_on(ssh_shell: Shell, phase1: Path) -> None:  # fmt: skip
     shell = ssh_shell
     for name in ("tfrecords", "eval"):
         (shell.folder / name).mkdir()

@@ -1,6 +1,4 @@
-"""POWER=1 samples every node while a trial runs; the readings of the run become the files of the
-power rules.
-"""
+"""POWER=1 samples every node while a trial runs; the readings become files of the power rules."""
 
 from __future__ import annotations
 
@@ -16,18 +14,11 @@ echo '    Average power reading over sample period:      100 Watts'"""
 NVML = "for i in 1 2 3; do echo 100.25; done"
 
 
-def events(path) -> list[dict]:
-    lines = path.read_text().splitlines()
-    return [json.loads(line.partition(" ")[2]) for line in lines]
-
-
 @pytest.mark.parametrize(
     ("program", "text", "source", "watts", "kind"),
     [("ipmitool", IPMI, "ipmi", 512.0, "AC"), ("nvidia-smi", NVML, "nvml", 300.8, "DC")],
 )  # fmt: skip
-def test_the_power_of_a_run_is_sampled_and_reported(
-    checkout, program, text, source, watts, kind
-):
+def test_power_is_sampled_and_told(checkout, program, text, source, watts, kind):
     checkout.stand_in(program, text)
     checkout.size = "DGXNGPU=1"
     outcomes = {"TRIAL_0": "measured", "TRIAL_1": "measured"}
@@ -35,7 +26,8 @@ def test_the_power_of_a_run_is_sampled_and_reported(
     for trial in "01":
         (node,) = (checkout.run_dir / "power" / f"result_{trial}").iterdir()
         assert node.name == "node_0.txt"
-        found = events(node)
+        lines = node.read_text().splitlines()
+        found = [json.loads(line.partition(" ")[2]) for line in lines]
         begin = ["power_measurement_start", "conversion_eff"]
         assert [event["key"] for event in found[:2]] == begin
         assert found[1]["metadata"]["measurement_type"] == kind
@@ -50,9 +42,7 @@ def sampler(repository) -> dict:
     return runpy.run_path(str(repository / "launch" / "node" / "power_sampler.py"))
 
 
-def test_readings_start_at_fixed_intervals_however_long_one_takes(
-    tmp_path, repository, monkeypatch
-):
+def test_readings_start_at_fixed_intervals(tmp_path, repository, monkeypatch):
     program, now, slept = sampler(repository), [0.0], []
 
     def reading() -> str:
@@ -91,14 +81,10 @@ def test_a_node_that_cannot_measure_its_power_stops_the_run_before_it_starts(che
 
 
 def test_samples_that_miss_the_run_are_only_a_warning(checkout):
+    """And a trial that crashes leaves no sampler behind."""
     checkout.stand_in("ipmitool", IPMI)
-    done = checkout.run(after="export POWER=1", status=0)  # its log has no run_start
+    how = {"POWER": "1", "TRIAL_1": "crash"}  # the log of trial 0 has no run_start
+    done = checkout.failed("trial 1: the loss is nan at step 3", trials=2, **how)
     assert "run: warning: trial 0 has no power result" in done.stderr
     assert not (checkout.run_dir / "power").exists()
     assert list((checkout.run_dir / "power_0").glob("*.csv"))
-
-
-def test_a_trial_that_crashes_leaves_no_sampler_behind(checkout):
-    checkout.stand_in("ipmitool", IPMI)
-    checkout.failed("trial 0: the loss is nan at step 3", POWER="1", TRIAL_0="crash")
-    assert not (checkout.run_dir / "power").exists()
