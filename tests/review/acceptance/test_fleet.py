@@ -78,6 +78,12 @@ def test_a_quarter_of_bad_machines_does_not_move_the_baseline(tmp_path):
     assert {*odd(tmp_path)} == {"node0", "node4", "node9"}
 
 
+@pytest.mark.parametrize(("machines", "names"), [(3, []), (4, ["node2"])])
+def test_of_three_machines_none_is_the_odd_one(tmp_path, machines, names):
+    write_tests(tmp_path, machines, slow=((2,), 0, 0.8))
+    assert [*odd(tmp_path)] == names
+
+
 def test_machines_of_another_kind_are_not_compared(tmp_path):
     other = {"machines": 1, "slow": ((0,), 0, 0.2), "kind": "another, 4 x A100"}
     write_tests(tmp_path / "a")
