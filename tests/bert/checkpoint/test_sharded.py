@@ -16,7 +16,6 @@ from bert.checkpoint.huggingface import WORDS
 from bert.checkpoint.save import CheckpointConfig, load_newest
 from bert.checkpoint.weights import Checksum, chunks_of, load_weights
 from bert.model import init
-from bert.model.config import BertConfig
 from bert.pretraining import resume
 
 from ...waiting import wait_until
@@ -61,8 +60,7 @@ def _both(config, world, path=None):
     return whole, by_chunks
 
 
-def _check_ranks(world, shape, directory):
-    config = BertConfig(**shape)
+def _check_ranks(world, config, directory):
     if world.size == 2:
         (whole, *_), (model, step, _) = _both(config, world)
         step.optimizer.gather()
@@ -111,8 +109,7 @@ def _check_resumed(world, config, directory):
 
 
 def test_any_number_of_ranks_reads_the_parts_of_two(tiny, tmp_path):
-    shape = {name: getattr(tiny, name) for name in tiny.__dataclass_fields__}
-    run_ranks(_check_ranks, 2, 3, 1, arguments=(shape, tmp_path))
+    run_ranks(_check_ranks, 2, 3, 1, arguments=(tiny, tmp_path))
 
 
 def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):

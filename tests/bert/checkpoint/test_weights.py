@@ -63,7 +63,8 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_of_every_supported_form_load(tiny, model, make_model, tmp_path, form):
-    target, state = make_model(tiny, seed=2, dtype=torch.float32), dict(model.state_dict())  # fmt: skip
+    target = make_model(tiny, seed=2, dtype=torch.float32)
+    state = dict(model.state_dict())
     torch.save(FORMS[form](state), tmp_path / "weights.pt")
     load_weights(target, tmp_path / "weights.pt")
     if "unpadded" in form:

@@ -15,19 +15,24 @@ from bert.checkpoint import huggingface
 from bert.commands import evaluate as evaluation
 from bert.data.batch import make_batch
 from bert.data.format import open_records, write_records
-from bert.data.records import Metadata
 from bert.training import evaluate as scoring
 
+from ..conftest import METADATA
 from ..states import newest, save_in_shards, save_model
 
 
-def run_evaluation(capsys, prepared, *arguments, **environ):
-    """(exit status, stdout, stderr) of the command."""
+@pytest.fixture
+def evaluate(prepared, capsys):
+    """evaluate(*arguments, **environ) -> (exit status, stdout, stderr) of the command."""
     names = "EVALDIR", "DEVICE", "OMP_NUM_THREADS"
     settings = {name: prepared[name] for name in names}
-    status = main(["evaluate", *map(str, arguments)], settings | environ)
-    said = capsys.readouterr()
-    return status, said.out, said.err
+
+    def run(*arguments, **environ):
+        status = main(["evaluate", *map(str, arguments)], settings | environ)
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
 
 
 @pytest.fixture
@@ -47,14 +52,14 @@ def parsed(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_the_figures_are_those_of_the_run(prepared, run_bert, tmp_path, capsys):
+def test_the_figures_are_those_of_the_run(prepared, run_bert, tmp_path, evaluate):
     folder = tmp_path / "run" / "checkpoints"
     kept = {"CHECKPOINT_DIR": folder, "CHECKPOINT_EVERY_STEPS": 4, "CHECKPOINT_KEEP": 9}
     run_bert(prepared, status=3, **kept)  # the target is out of reach
     lines = parsed((tmp_path / "run" / "metrics_0.jsonl").read_text())
     found = {line["step"]: line for line in lines if line["kind"] == "evaluation"}
     given = tmp_path / "run", "--json"
-    status, out, _ = run_evaluation(capsys, prepared, *given, NUM_EVAL_EXAMPLES="17")
+    status, out, _ = evaluate(*given, NUM_EVAL_EXAMPLES="17")
     assert status == 0
     for line in parsed(out):
         for name in ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy"):
@@ -65,21 +70,21 @@ def test_the_figures_are_those_of_the_run(prepared, run_bert, tmp_path, capsys):
     assert newest(folder)["ended"]
 
 
-def test_shards_have_the_figures_of_one_file(save, prepared, capsys):
+def test_shards_have_the_figures_of_one_file(save, evaluate):
     """Given directly or by the folder of both, as the newer one."""
     folder = save(3).parent
     path = save(4, write=save_in_shards)
-    *_, alike, last = parsed(run_evaluation(capsys, prepared, folder, "--json")[1])
+    *_, alike, last = parsed(evaluate(folder, "--json")[1])
     assert (alike["steps"], last["steps"]) == (3, 4)
     assert last["checkpoint"] == str(path) == str(folder / "step_0000000004")
-    (alone,) = parsed(run_evaluation(capsys, prepared, path, "--json")[1])
+    (alone,) = parsed(evaluate(path, "--json")[1])
     for name in ("accuracy", "mlm_loss"):
         assert alike[name] == last[name] == alone[name]
 
 
-def test_figures_are_means_of_words_or_pairs(tiny, make_model, save, prepared, capsys):
+def test_figures_are_means_of_words_or_pairs(tiny, make_model, save, evaluate):
     path = save(3)
-    status, out, _ = run_evaluation(capsys, prepared, path, "--json")
+    status, out, _ = evaluate(path, "--json")
     (line,) = parsed(out)
     records, _ = open_records(path.parents[1] / "eval" / "part_eval_10k.hdf5")
     batch = make_batch(records, np.arange(20), 48)
@@ -94,18 +99,17 @@ def test_figures_are_means_of_words_or_pairs(tiny, make_model, save, prepared, c
     }  # fmt: skip
     for name, value in expected.items():
         assert line[name] == pytest.approx(float(value), rel=1e-5), name
-    status, out, _ = run_evaluation(capsys, prepared, path, NUM_EVAL_EXAMPLES="5")
+    status, out, _ = evaluate(path, NUM_EVAL_EXAMPLES="5")
     assert (status, "step_0000000003.pt" in out, "mlm loss" in out) == (0, True, True)
 
 
 @pytest.mark.parametrize(("accuracy", "met"), [(0.34085, True), (0.3420, False)])
 def test_the_initial_checkpoint_is_known_by_its_accuracy(
-    accuracy, met, tiny, make_model, make_records, prepared, monkeypatch, capsys, tmp_path
-):  # fmt: skip
+    accuracy, met, tiny, make_model, make_records, evaluate, monkeypatch, tmp_path
+):
     """On the benchmark's set: its number of sequences, and its vocabulary."""
     monkeypatch.setattr(evaluation, "SEQUENCES", 20)
-    facts = {"max_seq_length": 48, "random_seed": 0, "dupe_factor": 1}
-    metadata = Metadata(vocab_md5=evaluation.VOCAB_MD5, **facts)
+    metadata = dataclasses.replace(METADATA, vocab_md5=evaluation.VOCAB_MD5)
     records = make_records(20, packed=False, seed=9)
     write_records(tmp_path / "eval" / "part_eval_10k.hdf5", records, metadata)
     weights = tmp_path / "phase1" / "model.ckpt-28252.pt"  # beside a bert_config.json
@@ -114,17 +118,17 @@ def test_the_initial_checkpoint_is_known_by_its_accuracy(
     real = evaluation.Evaluator.__call__
     scored = lambda self, m: dataclasses.replace(real(self, m), accuracy=accuracy)  # noqa: E731
     monkeypatch.setattr(evaluation.Evaluator, "__call__", scored)
-    status, out, _ = run_evaluation(capsys, prepared, weights)
+    status, out, _ = evaluate(weights)
     *_, last = out.splitlines()
     assert re.match(r"0\.34085 \+- 0\.0005 is expected .*: (not )?met", last)
     assert ("not met" in last) is not met
-    status, out, _ = run_evaluation(capsys, prepared, weights, "--json")
+    status, out, _ = evaluate(weights, "--json")
     assert (status, json.loads(out)["initial_checkpoint"]) == (0, met)
-    status, out, _ = run_evaluation(capsys, prepared, weights, NUM_EVAL_EXAMPLES="19")
+    status, out, _ = evaluate(weights, NUM_EVAL_EXAMPLES="19")
     assert "expected of" not in out, "on other sequences nothing is expected"
 
 
-def test_bad_input_is_one_line(save, prepared, capsys, tmp_path):
+def test_bad_input_is_one_line(save, evaluate, tmp_path):
     damaged, bare, base = (tmp_path / name for name in ("step_1.pt", "w.pt", "base.pt"))
     damaged.write_bytes(b"torn")
     torch.save({}, bare)
@@ -145,7 +149,7 @@ def test_bad_input_is_one_line(save, prepared, capsys, tmp_path):
         ([base, *shape], {}, "base.pt lacks cls.predictions"),
     ]  # fmt: skip
     for arguments, environ, message in cases:
-        status, out, err = run_evaluation(capsys, prepared, *arguments, **environ)
+        status, out, err = evaluate(*arguments, **environ)
         assert (status, out) == (2, ""), message
         assert err.startswith("bert evaluate: error: "), err
         assert message in err
@@ -160,7 +164,7 @@ def test_the_vocabulary_named_here_is_the_one_of_the_golden_files(shared):
     assert huggingface.lower_case(vocabulary)
 
 
-def test_the_speed_is_that_of_compiled_kernels(save, prepared, capsys, monkeypatch):
+def test_the_speed_is_that_of_compiled_kernels(save, evaluate, monkeypatch):
     passes, count = [], scoring._count
 
     def compiling(*given):
@@ -169,5 +173,5 @@ def test_the_speed_is_that_of_compiled_kernels(save, prepared, capsys, monkeypat
 
     monkeypatch.setattr(scoring, "_count", compiling)
     monkeypatch.setattr(evaluation.time, "perf_counter", lambda: sum(passes))
-    out = run_evaluation(capsys, prepared, save(3), "--json")[1]
+    out = evaluate(save(3), "--json")[1]
     assert json.loads(out)["sequences_per_second"] == 20 / (2 * (len(passes) - 1))

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import re
 import shutil
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -14,16 +15,19 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import certify.load  # noqa: F401 (imports review, as the acceptance test's ranks do)
 from bert.checkpoint.weights import checksum_of
-from bert.core import dist
+from bert.core import dist, rundir, software
 from bert.data.format import open_records, write_records
 from bert.data.shards import write_index
 from bert.pretraining import build
 from bert.pretraining.config import PretrainingConfig
 from bert.training import evaluate
+from bert.training.config import Hardware
 from common.env import from_env
 
-from ..plain import alone
+from ...structure import PACKAGES
+from ..plain import CPU, alone
 from ..ranks import run_ranks
 from ..states import events, same
 
@@ -182,7 +186,8 @@ def test_models_are_made_where_they_train(prepared, monkeypatch):
 
 @pytest.mark.parametrize("warm_up", [False, True])
 def test_an_evaluation_is_rehearsed_before_the_clock(warm_up, prepared, monkeypatch):
-    config, world = from_env(PretrainingConfig, prepared | {"EVAL_BATCHSIZE": "5"}), alone()  # fmt: skip
+    config = from_env(PretrainingConfig, prepared | {"EVAL_BATCHSIZE": "5"})
+    world = alone()
     model, step = build.build(config, world, 7)
     before = [tensor.clone() for tensor in step.state_tensors()]
     random_state = torch.get_rng_state()
@@ -217,3 +222,37 @@ def _warmed(world):
 def test_every_kind_of_collective_is_used_before_the_clock():
     run_ranks(_warmed, 2)
     alone().warm_up()  # alone there is nobody to connect to
+
+
+# --- what a run is computed with
+
+
+def test_the_version_of_torch_names_its_build(monkeypatch):
+    # Whose package metadata say 2.13.0.
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    packages = software.environment(CPU)["packages"]
+    assert packages["torch"] == "2.13.0+cu130"
+    assert packages["numpy"]
+
+
+@pytest.mark.parametrize("name", ["bert", "certify", "common", "review"])
+def test_a_stale_copy_of_a_package_is_other_code(name, monkeypatch, tmp_path):
+    before = software.code()
+    found = Path(sys.modules[name].__file__).parent
+    copy = shutil.copytree(found, tmp_path / name, ignore=lambda _, names: ["tests"])
+    monkeypatch.setattr(sys.modules[name], "__path__", [str(copy)])
+    assert software.code() == before, "where it lies does not matter"
+    last = max(copy.rglob("*.py"))
+    last.write_bytes(last.read_bytes() + b"#\n")
+    assert software.code() != before
+    assert set(software.OURS) == set(PACKAGES)
+
+
+def test_ranks_on_gpus_compare_the_libraries_that_they_have_loaded(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    monkeypatch.setattr(Hardware, "device", torch.device("cuda"))
+    facts = rundir.shared_facts(Hardware())
+    assert (facts["cudnn"], facts["nccl"]) == (91900, "2.27.5")
+    assert {"torch", "cuda", "code"} <= facts.keys()
+    assert software.libraries(CPU)["nccl"] is None

@@ -139,10 +139,11 @@ def sampler_of(source, config, seed=3, rank=0, world=1):
     return Sampler(source.row_counts(), config.rows_per_step, seed, rank, world)
 
 
-def loader_of(source, finish=lambda of: of, sampler=None, first_step=1, masks=None, **config):  # fmt: skip
+def loader_of(source, finish=None, sampler=None, first_step=1, masks=None, **config):
     """Training data of the tiny vocabulary, by a LoaderConfig of 48 tokens."""
     settings = LoaderConfig(**{"max_seq_length": 48, "gradient_steps": 1} | config)
     sampler = sampler or sampler_of(source, settings)
+    finish = finish or (lambda batch: batch)
     return TrainingData(source, sampler, settings, 211, first_step, finish, masks)
 
 

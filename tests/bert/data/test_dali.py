@@ -8,6 +8,7 @@ once those that it holds are given out, and lends its buffers until the next run
 import importlib.machinery
 import sys
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from bert.training.mlperf import MlperfLog
 from common.env import ConfigError, from_env
 
 from ..plain import CPU
-from ..states import same
+from ..states import newest, same
 from .samples import Files, fails_at, loader_of
 
 
@@ -144,34 +145,25 @@ def test_the_end_of_the_data_comes_after_the_last_step(pipelines, data):
 
 
 def test_a_resumed_run_by_dali_trains_alike(pipelines, prepared, monkeypatch, tmp_path):
-    def run(**settings):
-        folder = tmp_path / f"run_{len(trained)}"
+    def run(number, saved, **settings):
+        folder = tmp_path / f"run_{number}"
         folder.mkdir()
-        environment = prepared | settings | {"RUN_DIR": str(folder)}
-        config = from_env(PretrainingConfig, environment)
+        place = {"RUN_DIR": str(folder), "CHECKPOINT_DIR": str(tmp_path / saved)}
+        config = from_env(PretrainingConfig, prepared | place | settings)
         log = MlperfLog(config.mlperf, True, folder / "result_0.txt")
         with World(config.dist) as world:
             return train.pretrain(config, world, log).step
 
-    def build(*arguments):
-        trained.append(first_build(*arguments))
-        return trained[-1]
-
-    def steps_by_dali(*arguments):
-        loaders.append(first_loader(*arguments))
-        return loaders[-1]
-
-    trained, loaders, first_build, first_loader = [], [], train.build, train.DaliLoader
-    monkeypatch.setattr(train, "build", build)
-    monkeypatch.setattr(train, "DaliLoader", steps_by_dali)
-    assert run() == 8
-    assert not loaders
-    resumed = {"DATA_LOADER": "dali", "CHECKPOINT_DIR": str(tmp_path / "saved")}
-    assert run(STEPS_THIS_RUN="3", **resumed) == 3
-    assert run(RESUME="1", **resumed) == 8
-    assert len(loaders) == 2
-    whole, _, parts = (model.state_dict() for model, _ in trained)
-    assert same(whole, parts)
+    loaders = mock.Mock(wraps=train.DaliLoader)
+    monkeypatch.setattr(train, "DaliLoader", loaders)
+    assert run(0, "whole") == 8
+    assert not loaders.called
+    assert run(1, "parts", DATA_LOADER="dali", STEPS_THIS_RUN="3") == 3
+    assert run(2, "parts", DATA_LOADER="dali", RESUME="1") == 8
+    assert loaders.call_count == 2
+    assert same(
+        newest(tmp_path / "parts")["model"], newest(tmp_path / "whole")["model"]
+    )
 
 
 def test_without_dali_the_setting_is_an_error_in_one_line(monkeypatch):

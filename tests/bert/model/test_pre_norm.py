@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from bert import kernels
 from bert.model.bert import BertForPreTraining
@@ -17,6 +18,7 @@ from bert.model.init import uninitialized
 
 from ..plain import CPU, NO_DROPOUT, close, model_of
 
+QKV = "query", "key", "value"
 SIZES = {
     "bert_base": 110_111_042,
     "bert_large": 336_232_258,
@@ -26,20 +28,14 @@ SIZES = {
 }
 
 
-def _gelu(x):
-    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
-
-
 def _restated(p, config, batch):
     """Sum of the losses by the equations alone: p has the parameters by name; one sequence at a
     time, no dropout.
     """
 
     def norm(name, x):
-        mean = x.mean(-1, keepdim=True)
-        variance = ((x - mean) ** 2).mean(-1, keepdim=True)
-        unit = (x - mean) / torch.sqrt(variance + config.layer_norm_eps)
-        return unit * p[f"{name}.weight"] + p[f"{name}.bias"]
+        scale, shift = p[f"{name}.weight"], p[f"{name}.bias"]
+        return F.layer_norm(x, x.shape[-1:], scale, shift, config.layer_norm_eps)
 
     def dense(name, x):
         return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
@@ -58,28 +54,26 @@ def _restated(p, config, batch):
             heads = []
             for head in range(config.num_attention_heads):
                 own = slice(head * config.head_size, (head + 1) * config.head_size)
-                own_names = ("query", "key", "value")
-                q, k, v = (dense(f"{name}.attention.self.{n}", h)[:, own] for n in own_names)  # fmt: skip
+                names = (f"{name}.attention.self.{part}" for part in QKV)
+                q, k, v = (dense(name, h)[:, own] for name in names)
                 logits = q @ k.T / math.sqrt(config.head_size)
                 heads.append(torch.softmax(logits, dim=-1) @ v)
             attended = torch.cat(heads, dim=1)
             stream = stream + dense(f"{name}.attention.output.dense", attended)
             h = norm(f"{name}.attention.output.LayerNorm", stream)
-            inner = _gelu(dense(f"{name}.intermediate.dense", h))
+            inner = F.gelu(dense(f"{name}.intermediate.dense", h))
             stream = stream + dense(f"{name}.output.dense", inner)
             h = norm(f"{name}.output.LayerNorm", stream)
         hidden.append(h)
     h = torch.cat(hidden)
     head = "cls.predictions.transform"
-    masked = _gelu(dense(f"{head}.dense", h[batch.masked_positions]))
+    masked = F.gelu(dense(f"{head}.dense", h[batch.masked_positions]))
     table = p["bert.embeddings.word_embeddings.weight"]
     scores = norm(f"{head}.LayerNorm", masked) @ table.T + p["cls.predictions.bias"]
-    words = torch.log_softmax(scores[:, : config.vocab_size], dim=-1)
-    words = words[torch.arange(len(words)), batch.masked_labels.long()]
+    words = F.cross_entropy(scores[:, : config.vocab_size], batch.masked_labels.long())
     first = torch.tanh(dense("bert.pooler.dense", h[batch.cu_seqlens[:-1].long()]))
-    pairs = torch.log_softmax(dense("cls.seq_relationship", first), dim=-1)
-    pairs = pairs[torch.arange(len(pairs)), batch.next_sentence_labels.long()]
-    return -words.mean() - pairs.mean()
+    pairs = dense("cls.seq_relationship", first)
+    return words + F.cross_entropy(pairs, batch.next_sentence_labels.long())
 
 
 @pytest.fixture
@@ -110,7 +104,8 @@ def test_fused_layers_equal_the_plain_ones(
     pre_norm, make_model, make_records, batch_of
 ):
     pytest.importorskip("triton")
-    model, batch = make_model(pre_norm, dtype=torch.float32), batch_of(make_records(1), np.arange(2))  # fmt: skip
+    model = make_model(pre_norm, dtype=torch.float32)
+    batch = batch_of(make_records(1), np.arange(2))
     names = {"fused": "dropout_add_layer_norm", "attention": "sdpa_loop"}
     with kernels.triton_support.interpreted():
         choice = kernels.bind_kernels(kernels.KernelsConfig(**names), CPU)

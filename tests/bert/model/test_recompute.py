@@ -115,7 +115,8 @@ def _check_steps(world, config, precision):
 
 @pytest.mark.parametrize(("precision", "ranks"), [("bf16", 2), ("fp8", 1)])
 def test_sharded_steps_leave_the_same_bits(precision, ranks, tiny):
-    run_ranks(_check_steps, ranks, arguments=(dataclasses.replace(tiny, num_hidden_layers=3), precision))  # fmt: skip
+    config = dataclasses.replace(tiny, num_hidden_layers=3)
+    run_ranks(_check_steps, ranks, arguments=(config, precision))
 
 
 def test_an_evaluation_computes_nothing_twice(tiny, make_model, packed_batch):
