@@ -1,6 +1,4 @@
-"""certify.sub on a real Slurm of four separate nodes: each culprit is named with its stage, and
-nobody else.
-"""
+"""certify.sub on four separate nodes: each culprit is named with its stage, and nobody else."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,25 +23,24 @@ from review.acceptance.verdict import Certificate, certify
 
 from ..certify.test_tools import nccl_tests
 from ..waiting import wait_until
+from .conftest import Job
 from .nodes import Nodes, running
 
 # These tests need a machine without much other load, which may slow some nodes more than others.
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 NODES, RANKS = 4, 1
+EVERY = range(1, NODES + 1)
 MODEL = {
     "vocab_size": 1001, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 512, "max_position_embeddings": 128,
 }  # fmt: skip
-MODEL |= {"intermediate_size": 512, "max_position_embeddings": 128}
 SETTINGS = {
-    "MAX_SEQ_LENGTH": "128",
-    "BATCHSIZE": "2",
-    "DEVICE": "cpu",
-    "OMP_NUM_THREADS": "1",
-    "DGXNGPU": str(RANKS),
+    "MAX_SEQ_LENGTH": "128", "BATCHSIZE": "2", "DEVICE": "cpu", "OMP_NUM_THREADS": "1", "DGXNGPU": str(RANKS),
+    "PYTHON": sys.executable,
     # The nodes share a name that may resolve to the loopback address.
     "GLOO_SOCKET_IFNAME": "eth0",
-}
+}  # fmt: skip
 JOB_SECONDS = 300
 SECONDS = 10  # of a stage
 GROUPS = Path("/sys/fs/cgroup")
@@ -71,10 +67,9 @@ class Certified(Nodes):
 
     def certify(self, name: str, slowed: int | None = None) -> Certificate:
         """Runs a job on all nodes; returns its records. slowed: a node with a tenth less CPU."""
-        over = threading.Event()
-        limit = threading.Thread(
-            target=self.limit, args=(self.folder / "results" / name, slowed, over), daemon=True,
-        )  # fmt: skip
+        over, results = threading.Event(), self.folder / "results" / name
+        given = (results, slowed, over)
+        limit = threading.Thread(target=self.limit, args=given, daemon=True)
         limit.start()
         filler = subprocess.Popen([sys.executable, "-c", FILLER + "\nwhile True: pass"])
         try:
@@ -90,13 +85,12 @@ class Certified(Nodes):
         while not (results / "config.json").exists():
             if over.wait(0.2):
                 return
-        for node in range(1, NODES + 1):
-            quota = SLOWED if node == slowed else QUOTA
-            settings = {
-                "cpu.cfs_period_us": PERIOD, "cpu.cfs_quota_us": quota, "cpu.shares": SHARES,
-            }  # fmt: skip
-            settings |= {"cpuset.mems": 0, "cpuset.cpus": CPU}
-            for setting, value in settings.items():
+        quotas = dict.fromkeys(EVERY, QUOTA) | ({slowed: SLOWED} if slowed else {})
+        quota_of = "cpu.cfs_quota_us"  # begins a new period
+        settings = {"cpu.cfs_period_us": PERIOD, "cpu.shares": SHARES}
+        settings |= {"cpuset.mems": 0, "cpuset.cpus": CPU}
+        for node, quota in quotas.items():
+            for setting, value in (settings | {quota_of: quota}).items():
                 group(setting, node).mkdir(exist_ok=True)
                 (group(setting, node) / setting).write_text(str(value))
             for process in self.ranks(node):
@@ -104,53 +98,26 @@ class Certified(Nodes):
                     (group(setting, node) / "cgroup.procs").write_text(str(process))
         # Who runs behind whom within a period decides how cold its caches are: it changes.
         while not over.wait(0.05):
-            node = random.randint(1, NODES)
-            quota = SLOWED if node == slowed else QUOTA
-            setting = "cpu.cfs_quota_us"  # begins a new period
-            (group(setting, node) / setting).write_text(str(quota))
+            node = random.choice(EVERY)
+            (group(quota_of, node) / quota_of).write_text(str(quotas[node]))
 
     def run(self, name: str, **more: str) -> Certificate:
         """Runs the job."""
-        (self.folder / "model.json").write_text(json.dumps(MODEL))
-        settings = SETTINGS | {
-            "BERT_CONFIG": str(self.folder / "model.json"),
-            "PYTHON": sys.executable,
-        }
-        settings |= {
-            "LOGDIR": str(self.folder / "results"),
-            "RUN_NAME": name,
-            "CERTIFY_SECONDS": str(SECONDS),
-        } | more
-        command = [
-            "sbatch", "--parsable", "-N", str(NODES), f"--output={self.folder / name}.out", "--time=7",
-        ]  # fmt: skip
-        job = self.slurm(*command, "certify.sub", **settings).strip()
-        status = self.wait(job)
-        output = (self.folder / f"{name}.out").read_text()
-        print(output)
+        given = self.settings() | {"CERTIFY_SECONDS": str(SECONDS)}
+        given |= {"LOGDIR": str(self.folder / "results"), "RUN_NAME": name} | more
+        output = self.folder / f"{name}.out"
+        line = f"sbatch --parsable -N {NODES} --output={output} --time=7 certify.sub"
+        job = Job(int(self.slurm(*line.split(), **given)), output).wait()
+        print(job.output)
         found = certify(self.folder / "results" / name)
-        assert status == {"pass": 0, "warn": 3, "fail": 1}[found.state], output
-        verdict = output.strip().splitlines()[-1]
-        assert verdict == f"{found.state} (software only: the test ran on CPUs)"
+        assert job.exit_code == {"pass": 0, "warn": 3, "fail": 1}[found.state]
+        assert job.last_line == f"{found.state} (software only: the test ran on CPUs)"
         return found
 
-    def wait(self, job: str) -> int:
-        """Exit status of a job; sbatch --wait polls only twice a minute."""
-        end = time.monotonic() + JOB_SECONDS
-        while time.monotonic() < end:
-            told = dict(
-                (word.split("=", 1) for word in self.slurm("scontrol", "show", "job", job).split() if "=" in word),
-            )  # fmt: skip
-            if told["JobState"] not in (
-                "PENDING",
-                "RUNNING",
-                "COMPLETING",
-                "CONFIGURING",
-            ):
-                return int(told["ExitCode"].partition(":")[0])
-            time.sleep(1)
-        self.slurm("scancel", job)
-        raise AssertionError(f"job {job} has not ended in {JOB_SECONDS} s")
+    def settings(self) -> dict[str, str]:
+        model = self.folder / "model.json"
+        model.write_text(json.dumps(MODEL))
+        return SETTINGS | {"BERT_CONFIG": str(model)}
 
     def ranks(self, node: int) -> list[int]:
         """Processes of a node's ranks, by local rank."""
@@ -197,9 +164,7 @@ def send(processes: list[int], number: signal.Signals) -> None:
 
 
 @pytest.fixture(scope="module")
-def nodes(
-    repository: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Certified]:
+def nodes(repository, tmp_path_factory) -> Iterator[Certified]:
     """The cluster, created once."""
     if not (GROUPS / "cpu" / "cgroup.procs").is_file():
         pytest.skip("nodes of equal speed need CPU quotas of cgroups, version 1")
@@ -223,31 +188,24 @@ def remove_groups() -> None:
 @contextlib.contextmanager
 def slow_network(nodes: Certified, node: int) -> Iterator[None]:
     """Slows the node's only card: by a delay or, if the kernel supports none, a rate limit."""
-    card = ("tc", "qdisc", "replace", "dev", "eth0", "root")
-    if nodes.call("enter", str(node), *card, "netem", "delay", "5ms").returncode:
-        done = nodes.call(
-            "enter", str(node), *card, "tbf", "rate", "40mbit", "burst", "32kbit", "latency", "400ms",
-        )  # fmt: skip
+    name = str(node)
+    card = "tc qdisc replace dev eth0 root"
+    if nodes.enter(name, *f"{card} netem delay 5ms".split()).returncode:
+        rate = f"{card} tbf rate 40mbit burst 32kbit latency 400ms"
+        done = nodes.enter(name, *rate.split())
         assert done.returncode == 0, done.stderr
     try:
         yield
     finally:
-        nodes.call("enter", str(node), "tc", "qdisc", "del", "dev", "eth0", "root")
+        nodes.enter(name, *["tc", "qdisc", "del", "dev", "eth0", "root"])
 
 
 PORTS = ("mlx5_0", "mlx5_1")
+TOLD = {"class": "/sys/class", "cpuinfo": "/proc/cpuinfo", "meminfo": "/proc/meminfo"}
 
 
-def machine(
-    nodes: Certified,
-    node: int,
-    cpus: int = 16,
-    gib: int = 64,
-    ports: tuple[str, ...] = PORTS,
-) -> None:
-    """Replaces the kernel's information on CPUs, memory and InfiniBand of a node, in its mount
-    namespace.
-    """
+def machine(nodes: Certified, node: int, cpus: int = 16, gib: int = 64, ports=PORTS) -> None:  # fmt: skip
+    """Replaces what a node's kernel tells of CPUs, memory and InfiniBand, in its mount namespace."""
     told = nodes.folder / f"machine{node}"
     for port in ports:
         folder = told / "class/infiniband" / port / "ports/1"
@@ -255,57 +213,34 @@ def machine(
         (folder / "state").write_text("4: ACTIVE\n")
         (folder / "rate").write_text("400 Gb/sec (4X NDR)\n")
     (told / "cpuinfo").write_text("processor : 0\nmodel name : a CPU\n\n" * cpus)
-    (told / "meminfo").write_text(
-        f"MemTotal:       {gib << 20} kB\nMemAvailable:   {gib << 19} kB\n"
-    )
-    for source, target in (
-        ("class", "/sys/class"),
-        ("cpuinfo", "/proc/cpuinfo"),
-        ("meminfo", "/proc/meminfo"),
-    ):
-        done = nodes.call(
-            "enter", str(node), "mount", "--bind", str(told / source), target
-        )
+    memory = f"MemTotal:       {gib << 20} kB\nMemAvailable:   {gib << 19} kB\n"
+    (told / "meminfo").write_text(memory)
+    for source, target in TOLD.items():
+        done = nodes.enter(str(node), "mount", "--bind", str(told / source), target)
         assert done.returncode == 0, done.stderr
 
 
 @contextlib.contextmanager
 def machines(nodes: Certified, odd: dict[int, dict]) -> Iterator[None]:
     """All nodes have the same parts, except the odd ones."""
-    for node in range(1, NODES + 1):
+    for node in EVERY:
         machine(nodes, node, **odd.get(node, {}))
     try:
         yield
     finally:
-        for node in range(1, NODES + 1):
-            for target in ("/sys/class", "/proc/cpuinfo", "/proc/meminfo"):
-                nodes.call("enter", str(node), "umount", target)
+        for node in EVERY:
+            for target in TOLD.values():
+                nodes.enter(str(node), "umount", target)
             shutil.rmtree(nodes.folder / f"machine{node}")
 
 
-Disturbance = Callable[[Certified], contextlib.AbstractContextManager[None]]
-
-
-def nothing(nodes: Certified) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
-@dataclass(frozen=True)
-class Culprit:
-    """A fault, and the expected verdict. slowed: the node with a tenth less CPU."""
-
-    name: str
-    what: tuple[str, ...]
-    stages: tuple[str, ...]
-    disturb: Disturbance = nothing
-    slowed: int | None = None
-
-
 OWN_TIME = ("single", "parallel", "together")  # not the network's
+# A fault: who is named for what, at which stages; how it is made, and the node with a tenth less CPU.
 CULPRITS = {
-    "nothing": None, "CPUs": Culprit("node node4", ("slow", "starved"), OWN_TIME, slowed=4),
-    "pauses": Culprit("rank 1 on node2", ("hesitates",), OWN_TIME, lambda nodes: nodes.paused(2, 0.4, 2.0)),
-    "network": Culprit("node node3", ("network",), ("pairs",), lambda nodes: slow_network(nodes, 3)),
+    "nothing": (None, (), (), None, None),
+    "CPUs": ("node node4", ("slow", "starved"), OWN_TIME, None, 4),
+    "pauses": ("rank 1 on node2", ("hesitates",), OWN_TIME, lambda nodes: nodes.paused(2, 0.4, 2.0), None),
+    "network": ("node node3", ("network",), ("pairs",), lambda nodes: slow_network(nodes, 3), None),
 }  # fmt: skip
 
 
@@ -322,17 +257,15 @@ def test_a_node_with_less_cpu_and_a_rank_that_sleeps_at_times_are_named(nodes):
 def check(nodes: Certified, *names: str) -> None:
     """Each culprit is named with its stage, and nobody else."""
     for name in names:
-        culprit = CULPRITS[name]
-        with (culprit.disturb if culprit else nothing)(nodes):
-            found = nodes.certify(name, culprit.slowed if culprit else None)
-        said = [(one.name, one.what, one.stage) for one in found.findings]
-        assert [who for who, _, _ in said] == ([culprit.name] if culprit else []), (
-            f"{name}: {found.reasons()}"
-        )
+        who, whats, stages, disturb, slowed = CULPRITS[name]
+        with disturb(nodes) if disturb else contextlib.nullcontext():
+            found = nodes.certify(name, slowed)
+        named = [one.name for one in found.findings]
+        assert named == ([who] if who else []), f"{name}: {found.reasons()}"
         assert not found.corrupt
-        for _, what, stage in said:
-            assert what in culprit.what, found.reasons()
-            assert stage in culprit.stages, found.reasons()
+        for one in found.findings:
+            assert one.what in whats, found.reasons()
+            assert one.stage in stages, found.reasons()
 
 
 @pytest.mark.timeout(2 * JOB_SECONDS)
@@ -363,22 +296,16 @@ def test_collectives_over_all_nodes_are_started_by_srun_within_the_job(nodes):
     """A stand-in for nccl-tests: each process reports its place, and the first prints the table."""
     words = nccl_tests(ranks=NODES).replace("'", "")
     tool = nodes.folder / "all_reduce_perf_mpi"
-    tool.write_text(
-        f"#!/bin/bash\necho $SLURMD_NODENAME >>{nodes.folder}/started\n((SLURM_PROCID)) || echo '{words}'\n"
-    )
+    begun = f"echo $SLURMD_NODENAME >>{nodes.folder}/started"
+    tool.write_text(f"#!/bin/bash\n{begun}\n((SLURM_PROCID)) || echo '{words}'\n")
     tool.chmod(0o755)
-    settings = {
-        "CERTIFY_TOOLS": str(tool),
-        "CERTIFY_MPI": f"srun --overlap -N{NODES} -n{NODES}",
-    }
-    found = nodes.run("tools", CERTIFY_SECONDS="1", **settings)
-    assert not [one for one in found.faults if "all_reduce" in one.name], (
-        found.reasons()
-    )
+    mpi = f"srun --overlap -N{NODES} -n{NODES}"
+    given = {"CERTIFY_TOOLS": str(tool), "CERTIFY_MPI": mpi, "CERTIFY_SECONDS": "1"}
+    found = nodes.run("tools", **given)
+    blamed = [one for one in found.faults if "all_reduce" in one.name]
+    assert not blamed, found.reasons()
     started = (nodes.folder / "started").read_text().split()
-    assert sorted(started) == sorted(
-        3 * [f"node{node}" for node in range(1, NODES + 1)]
-    )
+    assert sorted(started) == sorted(3 * [f"node{node}" for node in EVERY])
     assert {one.name for one in found.figures} >= {"all_reduce_perf_mpi"}
 
 
@@ -386,54 +313,36 @@ def test_collectives_over_all_nodes_are_started_by_srun_within_the_job(nodes):
 def test_as_a_prolog_a_quick_test_keeps_jobs_off_a_node_with_unexpected_parts(nodes):
     good = {"node": {"CPUs": 16, "memory GiB": 64.0}, "mlx5_0/1": {"state": "ACTIVE"}}
     (nodes.folder / "good.json").write_text(json.dumps(good))
-    (nodes.folder / "model.json").write_text(json.dumps(MODEL))
-    settings = SETTINGS | {
-        "BERT_CONFIG": str(nodes.folder / "model.json"),
-        "PYTHON": sys.executable,
-        "DGXNGPU": "2",
-    }
-    settings |= {
-        "LOGDIR": str(nodes.folder / "quick"),
-        "EXPECTED_INVENTORY": str(nodes.folder / "good.json"),
-    }
-    settings |= {
+    settings = nodes.settings() | {
+        "DGXNGPU": "2", "LOGDIR": str(nodes.folder / "quick"), "EXPECTED_INVENTORY": str(nodes.folder / "good.json"),
         "CERTIFY_SECONDS": "0.2", "BINDING": "none", "PATH": os.environ["PATH"],
     }  # fmt: skip
-    exports = "\n".join(
-        f"export {name}={shlex.quote(value)}" for name, value in settings.items()
-    )
+    exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in settings.items())  # fmt: skip
     line = nodes.folder / "line"
-    script = f"#!/bin/bash\n{exports}\n{nodes.repository}/certify.sh --quick >{line} 2>&1 || (($? == 3))\n"
-    nodes.prolog.write_text(script)
+    test = f"{nodes.repository}/certify.sh --quick >{line} 2>&1 || (($? == 3))"
+    nodes.prolog.write_text(f"#!/bin/bash\n{exports}\n{test}\n")
+    show = ("scontrol", "show", "node", "node2")
     try:
         with machines(nodes, {2: {"cpus": 12}}):
-            ran = nodes.slurm(
-                "srun", "-N1", "-w", "node1", "hostname", limit=JOB_SECONDS
-            )
+            one = ["srun", "-N1", "-w", "node1", "hostname"]
+            ran = nodes.slurm(*one, limit=JOB_SECONDS)
             # A warning may be of this machine's own kernel log.
             verdict = line.read_text().splitlines()[-1]
             assert ran.strip() == "node1", verdict
             assert verdict.startswith(("pass", "warn")), verdict
-            command = [
-                "sbatch", "--parsable", "-N1", "-w", "node2", "--output=/dev/null", "--wrap=hostname",
-            ]  # fmt: skip
-            job = nodes.slurm(*command).strip()
-            wait_until(
-                lambda: "DRAIN" in nodes.slurm("scontrol", "show", "node", "node2"),
-                JOB_SECONDS,
-            )
+            two = "sbatch --parsable -N1 -w node2 --output=/dev/null --wrap=hostname"
+            job = nodes.slurm(*two.split()).strip()
+            wait_until(lambda: "DRAIN" in nodes.slurm(*show), JOB_SECONDS)
         said = line.read_text().splitlines()[-1]
-        assert said.startswith(
-            "fail (software only: the test ran on CPUs): node node2: CPUs 12, expected 16"
-        )
+        why = "node node2: CPUs 12, expected 16"
+        where = "fail (software only: the test ran on CPUs)"
+        assert said.startswith(f"{where}: {why}")
         drain = said[said.index("scontrol update nodename=node2 state=drain ") :]
         nodes.prolog.write_text("#!/bin/bash\n")
         nodes.slurm("scancel", job)
         nodes.slurm("scontrol", "update", "nodename=node2", "state=resume")
         nodes.slurm("bash", "-c", drain)
-        assert "Reason=certify: node node2: CPUs 12, expected 16" in nodes.slurm(
-            "scontrol", "show", "node", "node2"
-        )
+        assert f"Reason=certify: {why}" in nodes.slurm(*show)
     finally:
         nodes.prolog.write_text("#!/bin/bash\n")
         nodes.slurm("scontrol", "update", "nodename=node2", "state=resume")
