@@ -74,22 +74,38 @@ def make(folder: Path, *more: str) -> None:
     prepare.main(prepare_options(folder, "--packed-data", "--shards", "4", *more))
 
 
-def prepared_digests(folder: Path) -> dict[str, str]:
-    """md5 of every prepared file except the manifests, which also record options without effect on
-    the files.
+def contents(folder: Path) -> dict[str, str]:
+    """md5 of every file, but for locks and for manifests, which record the time stamps of the
+    text.
     """
+    files = times(folder, "*")
     return {
         str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.suffix in (".hdf5", ".txt", ".json")
-        and not path.name.startswith("prepared-")
-        and "download" not in path.parts[len(folder.parts) :]
+        for path in files
+        if not path.name.startswith("prepared-")
+    }
+
+
+def prepared_digests(folder: Path) -> dict[str, str]:
+    """md5 of every prepared file."""
+    found = contents(folder).items()
+    prepared = (".hdf5", ".txt", ".json")
+    return {
+        name: md5
+        for name, md5 in found
+        if name.endswith(prepared) and "download/" not in name
     }
 
 
 def times(folder: Path, pattern: str = "*.hdf5") -> dict[Path, int]:
     """When each file was written."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob(pattern)}
+    files = (path for path in folder.rglob(pattern) if path.is_file())
+    return {path: path.stat().st_mtime_ns for path in files if path.name != ".lock"}
+
+
+def interrupted(*_: object) -> None:
+    """Stands for a step at which a run ends."""
+    raise KeyboardInterrupt
 
 
 def all_records(folder: Path) -> Records:

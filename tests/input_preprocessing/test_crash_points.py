@@ -33,7 +33,7 @@ from input_preprocessing.text import vocabulary
 from .. import disks, forked
 from ..bert.data.samples import make_records, source_of
 from ..refused import refused
-from .conftest import prepare_options
+from .conftest import contents, prepare_options
 from .dataset.test_download import make_archive, zip_of
 
 CHECKPOINT = Path(__file__).parent / "checkpoints/tf1_checkpoint/model.ckpt-28252"
@@ -85,20 +85,6 @@ def run_and_kill(stage: Run, folder: Path, at: int, size: int | None = None) -> 
         assert os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGXFSZ)
         return at
     return ENDED if os.WEXITSTATUS(status) == 0 else FAILED
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """md5 of every file, but for locks and for manifests, which record the time stamps of the
-    text.
-    """
-    files = (
-        path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"
-    )
-    return {
-        str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
-        for path in files
-        if not path.name.startswith("prepared-")
-    }
 
 
 def make_source(folder: Path) -> None:

@@ -21,6 +21,7 @@ from ..checkpoints.bundle_writer import write_bert
 from ..conftest import (
     all_records,
     alter_first_id,
+    interrupted,
     made_up_documents,
     make,
     prepared_digests,
@@ -76,12 +77,8 @@ def test_a_text_of_the_same_size_and_time_is_told_by_its_content(folder, tmp_pat
 
 def interrupt(folder: Path) -> None:
     """Prepares as far as the instances."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(steps, "make_evaluation_set", stop)
+        patched.setattr(steps, "make_evaluation_set", interrupted)
         with pytest.raises(KeyboardInterrupt):
             make(folder)
 
@@ -199,7 +196,7 @@ def test_a_corpus_is_made_once_and_again_where_a_file_was_changed(
     line = "--input", texts[0], "--outputdir", folder, "--vocab-size", 400
     run("corpus", *line)
     before = times(folder, "*")
-    files = {path: path.read_bytes() for path in before if path.is_file()}
+    files = {path: path.read_bytes() for path in before}
     texts[0].touch()
     capsys.readouterr()
     run("corpus", *line)

@@ -32,6 +32,7 @@ from ...bert.data.samples import make_records, write_nvidia
 from ...refused import refused
 from ..conftest import (
     all_records,
+    contents,
     made_up_documents,
     make,
     prepare_options,
@@ -39,7 +40,6 @@ from ..conftest import (
     times,
     write_documents,
 )
-from ..test_crash_points import contents
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

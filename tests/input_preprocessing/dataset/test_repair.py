@@ -19,8 +19,8 @@ from input_preprocessing.stage.cli import parser_of
 from input_preprocessing.verify.verdict import failures, verify
 
 from ...refused import refused
-from ..conftest import flip, prepare_options, run, times
-from ..test_crash_points import ENDED, contents, run_and_kill
+from ..conftest import contents, flip, prepare_options, run, times
+from ..test_crash_points import ENDED, run_and_kill
 
 SHARD = "packed_data/part_00001_of_00004.hdf5"
 OTHER = "packed_data/part_00002_of_00004.hdf5"
@@ -44,13 +44,6 @@ def files_of(folder: Path) -> dict[str, str]:
     texts = {path.name: path.read_text() for path in folder.glob("prepared-*")}
     found = (contents(folder) | texts).items()
     return {name: md5 for name, md5 in found if not name.startswith("set_aside")}
-
-
-def whole_times(folder: Path) -> dict[Path, int]:
-    found = times(folder, "*").items()
-    return {
-        path: time for path, time in found if path.is_file() and path.name != ".lock"
-    }
 
 
 def swap_for_a_whole_file(folder: Path, name: str = SHARD) -> None:
@@ -97,13 +90,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
 def test_damage_is_found_and_only_the_file_is_made_again(folder, packed, name, capsys):
     damage, wrong, problem = DAMAGE[name]
     damage(folder)
-    before = whole_times(folder)
+    before = times(folder, "*")
     assert mend(folder) == (wrong, [])
     assert files_of(folder) == files_of(packed)
     allowed = {
         folder / name for name in [*wrong, *([INDEX] if wrong == [SHARD] else [])]
     }
-    after = whole_times(folder)
+    after = times(folder, "*")
     assert {path for path in after if after[path] != before.get(path)} <= allowed
     told = capsys.readouterr().err
     assert re.search(rf"{folder / wrong[0]} .*({problem})", told)
@@ -113,9 +106,9 @@ def test_damage_is_found_and_only_the_file_is_made_again(folder, packed, name, c
 
 def test_a_sound_folder_is_left_as_it_is_without_its_text(folder, capsys):
     shutil.rmtree(folder / "download")
-    before = whole_times(folder)
+    before = times(folder, "*")
     assert mend(folder) == ([], [])
-    assert whole_times(folder) == before
+    assert times(folder, "*") == before
     assert "nothing to repair, every file is as prepared" in capsys.readouterr().err
 
 

@@ -16,8 +16,7 @@ from input_preprocessing.records import bins, pack, sharding, shuffle
 
 from ...bert.data.samples import METADATA, make_records, source_of, write_nvidia
 from ...refused import refused
-from ..conftest import all_records, alter_first_id, run
-from ..test_crash_points import contents
+from ..conftest import all_records, alter_first_id, contents, interrupted, run
 
 EDGES = (16, 32, 48, 64)
 GIVEN = {"seed": 1, "jobs": 1}
@@ -64,10 +63,6 @@ def test_a_sequence_lost_and_one_doubled_are_found(source, tmp_path, monkeypatch
         make(source, tmp_path / "wrong", shards=1, **GIVEN)
 
 
-def _is_killed(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("is_finished", [False, True])
 @pytest.mark.parametrize("how", ["swapped", "copied", "changed"])
 def test_a_shard_that_is_another_or_was_changed_is_made_again(
@@ -78,7 +73,7 @@ def test_a_shard_that_is_another_or_was_changed_is_made_again(
     target = tmp_path / "target"
     with monkeypatch.context() as patched:
         if not is_finished:
-            patched.setattr(sharding, "write_index", _is_killed)
+            patched.setattr(sharding, "write_index", interrupted)
         with nullcontext() if is_finished else pytest.raises(KeyboardInterrupt):
             shuffle.shuffle_records(source, target, shards=3, **GIVEN)
     one, other, kept = sorted(target.glob("part_*.hdf5"))

@@ -31,7 +31,7 @@ from input_preprocessing.text.sentences import (
 )
 
 from ...refused import refused
-from ..conftest import made_up_documents, run, times, write_documents
+from ..conftest import interrupted, made_up_documents, run, times, write_documents
 
 DOCUMENTS = made_up_documents(12)
 TEXTS = [" ".join(document) for document in DOCUMENTS]
@@ -429,10 +429,6 @@ def test_the_same_document_is_taken_once_and_reported(tmp_path, capsys):
     said = r"has 2 documents \(read as .*\), at least 4 different ones are needed; put"
     with pytest.raises(SystemExit, match=said):
         corpus_of([few], tmp_path / "c")
-
-
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_processes_and_kills_change_no_byte(tmp_path, monkeypatch):

@@ -50,10 +50,15 @@ def sampled(rng: random.Random) -> set[str]:
     return drawn | set(ODD)
 
 
-def vocabulary_of(
-    rng: random.Random, common: list[str], sizes: tuple[int, int]
-) -> Vocabulary:
-    """Of these characters, and of words of so many of them."""
+def vocabulary_of(letters: str, sizes: tuple[int, int], lower_case: bool) -> Vocabulary:
+    """Of characters of all scripts and words of so many of them, so that what is dropped or kept
+    shows in the tokens: without capitals and accents, or as they stand in text.
+    """
+    rng = random.Random(0)
+    apart = lambda char: unicodedata.normalize("NFD", char.lower())  # noqa: E731
+    texts = map(apart, sampled(rng)) if lower_case else sampled(rng)
+    plain = sorted({char for text in texts for char in text if char.strip()})
+    common = [*letters, *plain]
     longer = ["".join(rng.choices(common, k=rng.randint(*sizes))) for _ in range(3000)]
     tokens = [token for text in (*common, *longer) for token in (text, f"##{text}")]
     return Vocabulary(tuple(dict.fromkeys(SPECIAL + tokens))[:32768], "")
@@ -61,22 +66,13 @@ def vocabulary_of(
 
 @pytest.fixture(scope="module")
 def words():
-    """Tokens of one to three characters of all scripts, so that what is dropped or kept shows in
-    the tokens.
-    """
-    rng = random.Random(0)
-    apart = {unicodedata.normalize("NFD", char.lower()) for char in sampled(rng)}
-    plain = sorted({char for text in apart for char in text if char.strip()})
-    return vocabulary_of(rng, [*"abcdefghijklmnopqrstuvwxyz", *plain], (2, 3))
+    return vocabulary_of("abcdefghijklmnopqrstuvwxyz", (2, 3), lower_case=True)
 
 
 @pytest.fixture(scope="module")
 def cased():
-    """Tokens of one and two characters as they stand in text, capitals, accents and marks."""
-    rng = random.Random(0)
-    plain = sorted({char for text in sampled(rng) for char in text if char.strip()})
     letters = "abcdefghijklmnopqrstuvwxyzABCXYZ\u0301\u00e9\u00c9"
-    return vocabulary_of(rng, [*letters, *plain], (2, 2))
+    return vocabulary_of(letters, (2, 2), lower_case=False)
 
 
 def strings(count: int, seed: int, words: Vocabulary) -> Iterator[str]:
