@@ -16,13 +16,10 @@ import torch
 from bert.checkpoint import save, sharded
 from bert.checkpoint.save import CheckpointConfig, Writer
 from bert.data.format import open_records
-from bert.kernels.precision import LossScaler, PrecisionConfig
 from bert.pretraining.config import PretrainingConfig
-from bert.training.loop import StepCounter
 from common.env import ConfigError, from_env
 
 from ...disks import enlarge, small_disk
-from ..plain import CPU
 from ..states import events, losses, newest, same, values
 
 
@@ -215,23 +212,6 @@ def test_a_run_that_breaks_at_a_batch_goes_on_without_it(train, tmp_path):
     whole = {"CHECKPOINT_DIR": tmp_path / "whole", "RUN_DIR": tmp_path / "r"}
     train(SKIP_BATCHES=3, **given, **whole)
     assert same(newest(tmp_path / "whole")["model"], saved["model"])
-
-
-def test_rates_of_steps_do_not_move_with_batches_that_are_left_out():
-    precision = PrecisionConfig(precision="fp16").resolve(CPU)
-    scaler = LossScaler(precision, CPU)
-    steps = StepCounter(lambda step: step / 10, 5, scaler)
-    rates = []
-    for batch in range(1, 5):
-        if batch == 2:
-            steps.leave_out()
-        else:
-            rates.append(round(float(steps.begin()), 3))
-    assert rates == [0.1, 0.2, 0.3]
-    assert steps.resolve()
-    assert (steps.done, steps.batches) == (3, 4)
-    resumed = StepCounter(lambda step: step / 10, 5, scaler, 3, 4)
-    assert round(float(resumed.begin()), 3) == 0.4
 
 
 @pytest.mark.parametrize(

@@ -169,26 +169,29 @@ def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
         model.bert.encoder.use_fp8(torch.device("cuda"))
 
 
-def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_device(
+def test_the_rate_of_a_step_after_overflows_and_batches_left_out_is_computed_without_waiting_for_the_device(
     prepared, monkeypatch
 ):
     config = from_env(PretrainingConfig, prepared | {"PRECISION": "fp16"})
+    rate = lambda step: learning_rate(step, config.schedule)  # noqa: E731
     scaler = LossScaler(config.numerics)
-    steps = StepCounter(
-        lambda step: learning_rate(step, config.schedule), config.max_steps, scaler
-    )
+    steps = StepCounter(rate, config.max_steps, scaler)
     monkeypatch.setattr(torch.Tensor, "tolist", _read)
     rates = []
     with _Watch() as watch:
-        for finite in (True, False, True):
+        for finite in (True, None, False, True):
+            if finite is None:
+                steps.leave_out()
+                continue
             rates.append(steps.begin())
             scaler.update(torch.tensor(finite))
     assert watch.waiting <= {"aten.lift_fresh.default"}  # of the test's own tensors
-    expected = [learning_rate(step, config.schedule) for step in (1, 2, 2)]
-    assert [float(rate) for rate in rates] == pytest.approx(expected)
-    assert steps.done == 3
+    assert [float(each) for each in rates] == pytest.approx([rate(1), rate(2), rate(2)])
+    assert (steps.done, steps.batches) == (3, 4)
     assert not steps.resolve()
     assert steps.done == 2
+    resumed = StepCounter(rate, config.max_steps, scaler, 2, 4)
+    assert float(resumed.begin()) == pytest.approx(rate(3))
 
 
 def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(
