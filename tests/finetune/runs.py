@@ -8,7 +8,9 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from finetune.__main__ import main
 from finetune.train import run
@@ -88,6 +90,19 @@ def exported(model, repository, folder, monkeypatch, kind="Sequence"):
     monkeypatch.chdir(folder)
     exec(code.replace("SequenceC", f"{kind}C"), {})
     return runtime.InferenceSession("model.onnx")
+
+
+def assert_the_losses_of(other, mine, samples):
+    """The scores of each sample, which are, as its loss, those of transformers' model."""
+    scores = mine.scores(samples, 2)
+    for number, (ids, _) in enumerate(samples.sequences):
+        labels = torch.from_numpy(samples.labels["labels"][number])[None]
+        theirs = other(torch.tensor(ids[None]).long(), labels=labels)
+        expected = theirs.logits[0].detach().numpy()
+        np.testing.assert_allclose(scores[number], expected, atol=1e-5)
+        loss = mine.model(samples.batch(np.array([number]))).label.item()
+        assert loss == pytest.approx(theirs.loss.item(), abs=1e-5)
+    return scores
 
 
 def start(environment, rank=0, world_size=1, port=0):

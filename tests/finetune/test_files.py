@@ -180,7 +180,11 @@ def test_texts_that_may_be_cut_are_counted(model, tmp_path, capsys, monkeypatch)
     assert list(row) == ["words", "prediction", "probabilities"]
     for text, count in (("red " * 99, 1), ("red", 0)):
         assert command("predict", model, "--text", text) == 0
-        assert capsys.readouterr().err.count(f"1 of 1 {told}") == count
+        said = capsys.readouterr()
+        assert said.err.count(f"1 of 1 {told}") == count
+        shares = [line.split() for line in said.out.splitlines()]
+        assert [label for _, label in shares] == ["True", "False"]
+        assert sum(float(share) for share, _ in shares) == pytest.approx(1, abs=1e-3)
 
 
 def test_a_full_disk_is_one_line(model, tmp_path, monkeypatch, capsys):

@@ -6,13 +6,13 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
 from finetune import conll, entities, saved
 from finetune.tables import Layout
 from finetune.train import run
 
 from ..refused import refused
+from . import runs
 from .runs import command, evaluate, exported, figures_of, table_of, train
 
 NONE = conll.IGNORED
@@ -57,7 +57,6 @@ def test_words_with_spaces_are_words_and_a_file_to_predict_needs_no_tags(tmp_pat
     ("# sent_id = 1\nEU B-ORG\n", "a.txt:1: '# sent_id = 1'"),
     ("-DOCSTART- O\n\n", "a.txt: has no words"),
     ("\n \n", "a.txt: has no examples"),
-    ("%PDF-1.4 x\n", "a.txt: is PDF"),
     ("caf\xe9 O\n", "a.txt: line 1 is not UTF-8: set ENCODING"),
 ])  # fmt: skip
 def test_what_is_no_file_of_sentences_is_one_line(tmp_path, text, message):
@@ -204,14 +203,7 @@ def test_scores_loss_and_entities_are_those_of_transformers(learnt, tmp_path):
     mine = saved.load(learnt[0], "cpu")
     text = "the O\nunhappy O\ncats B-ANIMAL\n\nred B-COL\n"
     samples = encoded(mine, tmp_path / "a.txt", text)
-    scores = mine.scores(samples, 2)
-    for number, (ids, _) in enumerate(samples.sequences):
-        labels = torch.from_numpy(samples.labels["labels"][number])[None]
-        theirs = other(torch.tensor(ids[None]).long(), labels=labels)
-        expected = theirs.logits[0].detach().numpy()
-        np.testing.assert_allclose(scores[number], expected, atol=1e-5)
-        loss = mine.model(samples.batch(np.array([number]))).label.item()
-        assert loss == pytest.approx(theirs.loss.item(), abs=1e-5)
+    runs.assert_the_losses_of(other, mine, samples)
     words = transformers.AutoTokenizer.from_pretrained(learnt[0])
     how = {"tokenizer": words, "aggregation_strategy": "first"}
     tag = transformers.pipeline("token-classification", other, **how)

@@ -49,7 +49,7 @@ def test_held_out_questions_of_the_same_pattern_are_answered(learnt):
     figures = figures_of(learnt / "model_0")
     assert figures["f1"] > 95
     assert figures["exact_match"] > 90
-    assert figures["steps"] == 200  # 300 questions x 8 epochs / 12
+    assert figures["steps"] == 125  # 300 questions x 5 epochs / 12
     assert len(content(learnt / "model_0" / "predictions.json")) == 60
     lines = runs.lines_of(learnt / "metrics_0.jsonl")
     assert lines[-1]["kind"] == "summary"
@@ -171,16 +171,6 @@ def test_a_finished_trial_counts_only_for_the_same_settings_and_data(
         reason = f"{figures} is of a run with {named.get(name, name)} "
         said = capsys.readouterr().err.splitlines()[-1]
         assert said.startswith(f"finetune: error: {reason}"), said
-
-
-def test_every_seed_has_a_folder_of_checkpoints(squad_environment, tmp_path):
-    own = {"SEEDS": "4,7", "CHECKPOINT_DIR": str(tmp_path / "c"), "RESUME": "1"}
-    own |= {"CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "1"}
-    for trial in ("0", "1"):
-        once = own | {"MODE": "train", "EPOCHS": "0.2", "TRIAL": trial}
-        train(squad_environment, tmp_path, **once)
-    found = sorted((tmp_path / "c").rglob("*.pt"))
-    assert [path.parent.name for path in found] == ["seed_4", "seed_7"]
 
 
 def test_a_folder_of_checkpoints_belongs_to_one_trial_of_one_run(

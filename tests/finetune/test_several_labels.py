@@ -13,8 +13,8 @@ from finetune import glue, saved, tables
 from finetune.batches import Samples
 from finetune.tables import Layout
 
-from ..refused import refused
-from .runs import evaluate, figures_of, lines_of, predict, table_of, train, write_tables
+from . import runs
+from .runs import assert_the_losses_of, figures_of, predict, train, write_tables
 
 TABLES = {
     "marked.csv": ("text,label\na,x|y\nb,\nc, y | x \nd,z\n", {"label_mark": "|"}),
@@ -43,24 +43,6 @@ def test_a_label_column_without_a_1_is_a_label_all_the_same(tmp_path):
     (tmp_path / "t.csv").write_text("text,x,y\na,1,0\nb,0,0\n")
     table = tables.read(tmp_path / "t.csv", Layout(label="x,y"))
     assert (table.names, table.labels.tolist()) == (("x", "y"), [[1, 0], [0, 0]])
-
-
-@pytest.mark.parametrize(("text", "layout", "message"), [
-    ("text,x,y\na,1,0\nb,2,0\n", {"label": "x,y"}, ":3: label '2' in column x, expected 0 or 1"),
-    ("text,x,y\na,1,\nb,0,0\n", {"label": "x,y"}, ":2: label '' in column y, expected 0 or 1"),
-    ("text,x\na,1\nb,0\n", {"label": "x,y"}, "no column 'y'"),
-    ("text,label\na,x|X\n", {"label_mark": "|"}, ":2: label 'X', in other lines 'x'"),
-    ("text,label\na,x|y\nb,NaN\n", {"label_mark": "|"}, ":3: label 'NaN', expected one of x, y"),
-    ("text,label\na,x|q\n", {"label_mark": "|", "labels": ("x", "y"), "several": True}, ":2: label 'q'"),
-    ("text,label\na,x|y\n", {"label_mark": "|", "labels": ("x", "y")}, ":2: several labels, and the model"),
-    ("text,x,y\na,1,0\n", {"label": "x,y", "labels": ("x", "y")}, ":2: several labels, and the model"),
-    ("text,label\na,1|2\n", {"label_mark": "|", "numbers": True}, "several labels, and the model or REGRESSION=1"),
-    ("text,label\na,x|x\nb,\n", {"label_mark": "|"}, "every label is 'x'"),
-])  # fmt: skip
-def test_what_is_no_table_of_labels_is_one_line(tmp_path, text, layout, message):
-    (tmp_path / "t.csv").write_text(text)
-    with refused(message):
-        tables.read(tmp_path / "t.csv", Layout(**layout))
 
 
 def test_labels_at_least_half_probable_are_predicted():
@@ -99,14 +81,14 @@ def learnt(squad_environment, tmp_path_factory):
 def test_labels_are_learnt_scored_and_evaluated_again(learnt, tmp_path):
     folder, environment = learnt
     names = "micro_f1", "macro_f1", "exact_match"
-    rows = table_of(folder / "predictions.tsv")
+    rows = runs.table_of(folder / "predictions.tsv")
     assert rows[0] == ["index", "prediction", "cat", "red"]
     assert [row[1] for row in rows[1:6]] == ["cat;red", "red", "red", "cat", ""]
     assert (folder / "classes.tsv").read_text().splitlines()[1:] == [
         "cat\t1.0000\t1.0000\t1.0000\t3", "red\t1.0000\t1.0000\t1.0000\t3",
     ]  # fmt: skip
     # Its labels' separator is the model's.
-    for model in (folder, evaluate(environment, tmp_path, folder)):
+    for model in (folder, runs.evaluate(environment, tmp_path, folder)):
         figures = figures_of(model)
         assert [figures[name] for name in names] == [1, 1, 1]
 
@@ -118,7 +100,7 @@ def test_predicted_labels_are_as_in_training_or_a_list(learnt, tmp_path, kind):
     output = tmp_path / f"out.{kind}"
     assert predict(learnt[0], tmp_path / "new.csv", output) == 0
     if kind == "jsonl":
-        said = [row["prediction"] for row in lines_of(output)]
+        said = [row["prediction"] for row in runs.lines_of(output)]
         assert said == [["cat", "red"], [], ["red"]]
         return
     rows = list(csv.DictReader(output.open()))
@@ -135,14 +117,9 @@ def test_probabilities_and_loss_are_those_of_transformers(learnt):
     assert other.config.problem_type == "multi_label_classification"
     mine = saved.load(folder, "cpu")
     texts = [("the red dog sat",), ("a cat",)]
-    sequences = glue.encode(texts, mine.tokenizer, 48)
-    labels = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    for (ids, _), text, label in zip(sequences, texts, labels, strict=True):
-        theirs = other(torch.tensor(ids[None]).long(), labels=label[None])
-        (said,) = mine.predict([text])
-        shares = torch.sigmoid(theirs.logits[0]).tolist()
+    labels = np.array([[0, 1], [1, 0]], dtype=np.float32)
+    samples = Samples(glue.encode(texts, mine.tokenizer, 48), {"labels": labels})
+    scores = assert_the_losses_of(other, mine, samples)
+    for said, row in zip(mine.predict(texts), scores, strict=True):
+        shares = torch.sigmoid(torch.from_numpy(row)).tolist()
         assert [*said["probabilities"].values()] == pytest.approx(shares, abs=1e-5)
-        samples = Samples([(ids, len(ids))], {"labels": label[None].numpy()})
-        batch = samples.batch(np.array([0]))
-        loss = mine.model(batch).label.item()
-        assert loss == pytest.approx(theirs.loss.item(), abs=1e-5)
