@@ -196,15 +196,9 @@ def test_watch_waits_for_the_first_log(tmp_path, command, monkeypatch):
     assert error.count("waiting for the first result_*.txt") == 1
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [
-    (0.4, "0:00"),
-    (59.6, "1:00"),
-    (61, "1:01"),
-    (3599.7, "1:00:00"),
-    (3723, "1:02:03"),
-])  # fmt: skip
-def test_times_are_rounded_and_not_cut(seconds, shown):
-    assert duration(seconds) == shown
+def test_times_are_rounded_and_not_cut():
+    shown = map(duration, (0.4, 59.6, 61, 3599.7, 3723))
+    assert [*shown] == ["0:00", "1:00", "1:01", "1:00:00", "1:02:03"]
 
 
 @pytest.fixture

@@ -15,33 +15,29 @@ from ..verdict.damage import drop, own, put, record, system
 
 
 @pytest.fixture
-def apart(command):
-    """apart(folder) -> the one result that stands apart; nothing of it is ranked or official."""
+def league(command):
+    """league(folder) -> what is said of it: it is ranked if it is official, else it stands apart."""
 
     def find(folder):
-        assert not judge(load_results(folder)[0]).official
         found = command("league", folder, "--published", "--json").json
-        assert not any(one["own"] for one in found["results"])
-        assert not found["standing"]
-        (one,) = found["apart"]
-        assert not one["checked"]
-        return one
+        official = judge(load_results(folder)[0]).official
+        assert [one["own"] for one in found["results"]].count(True) == official
+        assert len(found["apart"]) == (not official)
+        assert not any(one["checked"] for one in found["apart"])
+        assert len(found["standing"]) == official
+        return found
 
     return find
 
 
 @pytest.fixture
-def ranked(command):
-    """ranked(folder) -> what is said of the place of an official result."""
+def apart(league):
+    return lambda folder: league(folder)["apart"][0]
 
-    def find(folder):
-        assert judge(load_results(folder)[0]).official
-        found = command("league", folder, "--published", "--json").json
-        assert found["apart"] == []
-        assert [one["own"] for one in found["results"]].count(True) == 1
-        return found["standing"][0]["said"]
 
-    return find
+@pytest.fixture
+def ranked(league):
+    return lambda folder: league(folder)["standing"][0]["said"]
 
 
 def test_a_run_of_the_benchmark_is_ranked_by_its_own_record(submission, ranked):

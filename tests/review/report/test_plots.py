@@ -36,19 +36,11 @@ def test_ticks_are_round_even_and_within_the_axis(low, width, count):
     assert steps == pytest.approx(steps[:1] * len(steps), rel=1e-3, abs=slack)
 
 
-@pytest.mark.parametrize(("value", "shown"), [
-    (0, "0"),
-    (500_000, "500k"),
-    (1_500_000, "1.5M"),
-    (0.72, "0.72"),
-    (0.1 + 0.2, "0.3"),
-    (11800.0, "11,800"),
-    (99_000, "99,000"),
-    (2.5, "2.5"),
-    (1250.0, "1,250"),
-])  # fmt: skip
-def test_ticks_are_labelled_at_a_length_that_fits(value, shown):
-    assert Axis(label="", low=0, high=1).text(value) == shown
+def test_ticks_are_labelled_at_a_length_that_fits():
+    values = (0, 500_000, 1_500_000, 0.72, 0.1 + 0.2, 11800.0, 99_000, 2.5, 1250.0)
+    labels = "0 500k 1.5M 0.72 0.3 11,800 99,000 2.5 1,250"
+    axis = Axis(label="", low=0, high=1)
+    assert " ".join(map(axis.text, values)) == labels
 
 
 def test_every_evaluation_is_a_point_and_the_target_a_line(submission):
