@@ -1,6 +1,4 @@
-"""Where faults and features of a run meet: a covering array of all possible pairs, by seed, and
-what must become of each row.
-"""
+"""Where faults and features of a run meet: all possible pairs, by seed, and what must become of them."""
 
 from __future__ import annotations
 
@@ -8,11 +6,8 @@ import itertools
 import random
 from typing import NamedTuple
 
-SLURM = (
-    "none",
-    "pyxis",
-    "apptainer",
-)  # container runtimes of run.sub; the others are platforms
+# Container runtimes of run.sub; the others are platforms.
+SLURM = ("none", "pyxis", "apptainer")
 
 
 class Row(NamedTuple):
@@ -30,9 +25,8 @@ class Row(NamedTuple):
     @property
     def refused(self) -> bool:
         """The folder of checkpoints is not this run's."""
-        return self.checkpoints == "foreign" or (
-            self.checkpoints == "own" and self.resume == "0"
-        )
+        new = self.checkpoints == "own" and self.resume == "0"
+        return self.checkpoints == "foreign" or new
 
     @property
     def trains(self) -> bool:
@@ -41,9 +35,7 @@ class Row(NamedTuple):
 
     @property
     def finishes(self) -> bool | None:
-        """Must the run end in success? None: either is right, as the result may be complete
-        already.
-        """
+        """Must the run end in success? None: its result may be complete already."""
         if self.refused:
             return False
         if self.phase in ("end", "cleanup"):
@@ -51,9 +43,8 @@ class Row(NamedTuple):
         if self.event in ("cancel", "full disk"):
             return False
         if self.event in ("kill", "time limit"):
-            return self.resume == "1" and (
-                self.event == "kill" or self.runtime in SLURM
-            )
+            again = self.event == "kill" or self.runtime in SLURM
+            return self.resume == "1" and again
         if self.event == "stop":
             return self.runtime in SLURM and (self.resume == "1" or self.spares != "0")
         return self.runtime in SLURM  # without a scheduler nobody has another machine
@@ -65,11 +56,8 @@ class Row(NamedTuple):
             return False
         if self.refused and (self.trains or self.phase in ("start test", "end")):
             return False
-        if (
-            self.event in ("stop", "kill")
-            and not self.trains
-            and self.phase != "start test"
-        ):
+        of_a_rank = self.trains or self.phase == "start test"
+        if self.event in ("stop", "kill") and not of_a_rank:
             return False
         if self.event == "full disk" and not self.trains and self.phase != "end":
             return False
@@ -81,9 +69,8 @@ class Row(NamedTuple):
             return True
         if self.event in ("power off node", "cut network"):
             return self.runtime == "ssh" and self.trains and self.spares == "0"
-        return (
-            self.event in ("stop", "kill", "cancel", "full disk") and self.spares == "0"
-        )
+        here = ("stop", "kill", "cancel", "full disk")
+        return self.event in here and self.spares == "0"
 
 
 AXES = Row(
@@ -113,9 +100,7 @@ def pairs(row: Row) -> list[Pair]:
 
 
 def covering(seed: int, tries: int = 40) -> list[Row]:
-    """Rows in which each possible pair occurs: for a pair that is still missing, the best of some
-    random rows with it.
-    """
+    """Rows with every possible pair: for one that is missing, the best of some random rows with it."""
     chosen, drawn = list[Row](), random.Random(seed)
     rows_of = dict[Pair, list[Row]]()
     for row in possible_rows():
@@ -125,9 +110,7 @@ def covering(seed: int, tries: int = 40) -> list[Row]:
     while missing:
         pair = drawn.choice(list(missing))
         candidates = [drawn.choice(rows_of[pair]) for _ in range(tries)]
-        best = max(
-            candidates, key=lambda row: sum(pair in missing for pair in pairs(row))
-        )
+        best = max(candidates, key=lambda row: sum(p in missing for p in pairs(row)))
         chosen.append(best)
         for pair in pairs(best):
             missing.pop(pair, None)

@@ -26,9 +26,7 @@ def advance(seed: int, start: str, first: int, last: int) -> str:
 
 
 def hold(phase: str) -> None:
-    """Tells the test that the phase is reached, once, and waits for what it does; its answer may be
-    the end of this process.
-    """
+    """Tells the test that the phase is reached, once, and waits for its answer, which may end it."""
     folder = Path(os.environ["HOLD_DIR"])
     if phase != os.environ["HOLD"]:
         return
@@ -38,10 +36,8 @@ def hold(phase: str) -> None:
         return
     while not (folder / "go").exists():
         time.sleep(0.02)
-    number = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}.get(
-        (folder / "go").read_text()
-    )
-    if number:
+    answers = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
+    if number := answers.get((folder / "go").read_text()):
         os.kill(os.getpid(), number)
 
 
@@ -50,10 +46,8 @@ class Run:
 
     def __init__(self) -> None:
         self.rank, self.trial = int(os.environ.get("RANK", "0")), os.environ["TRIAL"]
-        self.folder, self.timeout = (
-            Path(os.environ["RUN_DIR"]),
-            int(os.environ["DIST_TIMEOUT"]),
-        )
+        self.folder = Path(os.environ["RUN_DIR"])
+        self.timeout = int(os.environ["DIST_TIMEOUT"])
         trains = self.folder.name.startswith("running_")
         run = self.folder.parent if trains else self.folder
         self.owner = {"trial": self.trial, "run": str(run)}
@@ -106,21 +100,15 @@ class Run:
             return 0, seed, ""
         state = json.loads(found[-1].read_text())
         if os.environ.get("RESUME") != "1" and state["owner"] != self.owner:
-            self.fail(
-                2, f"CHECKPOINT_DIR={self.saved} holds {found[-1].name} of another run"
-            )
+            self.fail(2, f"{self.saved} holds {found[-1].name} of another run")
         if state["lr"] != os.environ["LR"] or seed not in (None, state["seed"]):
-            self.fail(
-                2,
-                f"the checkpoint in CHECKPOINT_DIR={self.saved} is of a run with another LR",
-            )
+            self.fail(2, f"{found[-1]} is of a run with another LR")
         return state["step"], state["seed"], state["state"]
 
     def save(self, step: int, seed: int, state: str) -> None:
         self.saved.mkdir(parents=True, exist_ok=True)
-        text = {
-            "step": step, "seed": seed, "state": state, "lr": os.environ["LR"], "owner": self.owner,
-        }  # fmt: skip
+        text = {"step": step, "seed": seed, "state": state, "owner": self.owner}
+        text["lr"] = os.environ["LR"]
         partial = self.saved / ".partial"
         partial.write_text(json.dumps(text))
         hold("checkpoint")
@@ -136,13 +124,10 @@ class Run:
         self.meet()
         if self.rank == 0:
             self.note("start", step)
+        phases = {"first step": 1, "training": 12, "evaluation": 20}
         while step < STEPS:
             step += 1
-            for phase, at in {
-                "first step": 1,
-                "training": 12,
-                "evaluation": 20,
-            }.items():
+            for phase, at in phases.items():
                 if self.rank == 1 and step >= at:
                     hold(phase)
             state = advance(seed, state, step, step)
