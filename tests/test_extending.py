@@ -1,6 +1,6 @@
 """CONTRIBUTING.md's table is true: each part is added by a file, here a function, and the one line
 that it names. Optimizers: tests/bert/optim/test_new_optimizer.py; container runtimes:
-tests/launch/test_runtimes.py; attention backends: tests/bert/kernels/test_attention_libraries.py;
+tests/launch/test_runtimes.py; attention backends: tests/bert/kernels/test_attention_backends.py;
 tasks: tests/bert/training/test_another_task.py.
 """
 
