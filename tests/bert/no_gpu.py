@@ -46,9 +46,8 @@ def in_name(monkeypatch, capability=(9, 0)):
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_capability", lambda device=None: capability
-    )
+    capabilities = lambda device=None: capability  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities)
 
 
 class CUDAGraph(cuda_rules.CUDAGraph):

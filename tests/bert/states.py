@@ -50,9 +50,7 @@ def events(environment, trial=0):
 
 def values(environment, key, trial=0):
     """The values of a key in the log of a run."""
-    return [
-        event["value"] for event in events(environment, trial) if event["key"] == key
-    ]
+    return [e["value"] for e in events(environment, trial) if e["key"] == key]
 
 
 def losses(finished):

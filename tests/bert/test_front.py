@@ -152,9 +152,7 @@ def test_what_the_deepspeed_launcher_appends_means_its_engine(words, capsys):
     assert (found["ENGINE"], found["LOCAL_RANK"]) == ("deepspeed", "1")
 
 
-def test_the_deepspeed_launchers_file_is_what_is_set_but_for_the_place_of_a_rank(
-    capsys,
-):
+def test_the_deepspeed_launchers_file_is_what_is_set_but_a_ranks_place(capsys):
     environ = {"BATCHSIZE": "4", "LR": " 1e-3", "DATADIR": "/a b", "SEED": ""}
     environ |= {"RUN_DIR": "/results/run", "PATH": "/bin"}
     environ |= {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "elsewhere"}

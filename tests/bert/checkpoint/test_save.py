@@ -34,9 +34,7 @@ def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_pat
         load_newest(config)
 
 
-def test_checkpoints_of_all_kinds_count_together_and_what_killed_runs_left_goes(
-    tmp_path,
-):
+def test_checkpoints_of_all_kinds_count_and_what_killed_runs_left_goes(tmp_path):
     whole = "step_0000000001", "step_0000000002"
     for name in (*whole, ".step_0000000003.77", ".step_0000000009.7"):
         (tmp_path / name).mkdir()

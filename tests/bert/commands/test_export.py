@@ -157,9 +157,7 @@ def test_the_check_says_which_heads_are_new(run, prepared, tmp_path):
     assert weights.endswith("not used none")
 
 
-def test_an_export_that_was_killed_is_done_again_and_leaves_nothing_of_it(
-    run, tmp_path
-):
+def test_an_export_that_was_killed_is_done_again_and_leaves_nothing(run, tmp_path):
     left = tmp_path / "killed"
     left.mkdir()
     # Ours, and safetensors' own.

@@ -161,9 +161,8 @@ def test_a_resumed_run_by_dali_trains_alike(pipelines, prepared, monkeypatch, tm
     assert run(1, "parts", DATA_LOADER="dali", STEPS_THIS_RUN="3") == 3
     assert run(2, "parts", DATA_LOADER="dali", RESUME="1") == 8
     assert loaders.call_count == 2
-    assert same(
-        newest(tmp_path / "parts")["model"], newest(tmp_path / "whole")["model"]
-    )
+    whole, parts = (newest(tmp_path / name)["model"] for name in ("whole", "parts"))
+    assert same(whole, parts)
 
 
 def test_without_dali_the_setting_is_an_error_in_one_line(monkeypatch):

@@ -104,6 +104,5 @@ def test_the_reader_is_found_from_any_folder(tmp_path):
     code += "from bert.data.format import open_records\n"
     code += "print(open_records('a.hdf5')[0].num_sequences)"
     line = [sys.executable, "-W", "error", "-c", code]
-    assert (
-        subprocess.check_output(line, cwd=tmp_path, stderr=subprocess.STDOUT) == b"3\n"
-    )
+    said = subprocess.check_output(line, cwd=tmp_path, stderr=subprocess.STDOUT)
+    assert said == b"3\n"

@@ -58,9 +58,7 @@ def test_epochs_and_seeds_differ_and_repeat():
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 12])
-def test_other_ranks_that_continue_a_run_take_the_rows_of_each_step(
-    world,
-):
+def test_other_ranks_that_continue_a_run_take_the_rows_of_each_step(world):
     counts, steps = [17, 40, 23, 31], range(1, 12)  # more than an epoch
     ranks = _ranks(counts, 12 // world, 7, world, shard_order=(4, 3))
     assert {len(_dealt(sampler, 1)) for sampler in ranks} == {12 // world}

@@ -100,9 +100,7 @@ def test_gradients_are_those_of_the_equations(pre_norm, make_model, packed_batch
     assert shapes == [(name, p.shape) for name, p in copies.items()]
 
 
-def test_fused_layers_equal_the_plain_ones(
-    pre_norm, make_model, make_records, batch_of
-):
+def test_fused_layers_equal_plain_ones(pre_norm, make_model, make_records, batch_of):
     pytest.importorskip("triton")
     model = make_model(pre_norm, dtype=torch.float32)
     batch = batch_of(make_records(1), np.arange(2))

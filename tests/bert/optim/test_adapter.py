@@ -171,9 +171,7 @@ def test_what_it_cannot_save_is_refused_before_the_first_step(rule, words):
 
 
 def test_state_that_appears_later_ends_the_run_rather_than_be_lost():
-    optimizer = _engine(
-        _rule(lambda groups: Theirs(groups, late=3, adds=torch.ones(())))
-    )
+    optimizer = _engine(_rule(lambda groups: Theirs(groups, late=3, adds=1.0)))
     _take(optimizer, range(2))
     with pytest.raises(ConfigError, match="Theirs: late appears after the first step"):
         _take(optimizer, [2])

@@ -92,9 +92,7 @@ def _check_checkpoints(world, folder):
     whole = [step.state_dict()]
     distributed.broadcast_object_list(whole, 0)
     shard, index = step.shard_state()
-    assert sum(size for *_, size in shard["segments"]) > 0, (
-        "each has something to write"
-    )
+    assert sum(size for *_, size in shard["segments"]) > 0, "each has some"
     shard["parts"] = {name: flat.clone() for name, flat in shard["parts"].items()}
     own = {"rank": world.rank, "num_ranks": world.size}
     part = sharded.Part(**own, token=1, abandoned=threading.Event())

@@ -179,9 +179,7 @@ def test_ranks_together_equal_one_process_in_groups_or_not_and_their_state_resum
 
 
 @pytest.mark.parametrize("fused_layout", [False, True], ids=["pieces", "two-pass"])
-def test_one_rank_equals_the_replicated_and_keeps_no_overflow(
-    fused_layout,
-):
+def test_one_rank_equals_the_replicated_and_keeps_no_overflow(fused_layout):
     world, model = alone(), Chain()
     optimizer = sharded(world, model, "after", fused_layout=fused_layout)
     train(world, model, optimizer, "after", range(4))
