@@ -52,9 +52,7 @@ def _compare(world, config, folder, steps, cases):
                 same_optimizer(theirs, state, atol=1e-5)
 
 
-def test_every_rule_in_every_stage_gives_the_curves_and_states_of_our_own_engine(
-    tiny, tmp_path
-):
+def test_rules_in_every_stage_have_curves_and_states_of_our_own_engine(tiny, tmp_path):
     """Those with norms see whole parameters, offloaded too."""
     offload = {"offload_optimizer": {"device": "cpu"}}
     cases = [("adamw", 1, {}), ("lamb", 2, {}), ("lans", 1, offload)]
@@ -108,9 +106,7 @@ def _begin_with(world, environment, saved):
             assert torch.equal(parameter, expected[name].bfloat16()), name
 
 
-def test_a_run_begins_with_the_weights_of_its_checkpoint_in_full_precision(
-    prepared, tmp_path
-):
+def test_a_run_begins_with_the_full_precision_of_its_checkpoint(prepared, tmp_path):
     config = BertConfig.from_json(tmp_path / "phase1" / "bert_config.json")
     saved = tmp_path / "weights.pt"
     torch.save(dict(model_of(config).state_dict()), saved)
@@ -157,9 +153,7 @@ def _loss_scale(world, config, folder):
         assert engine.optimizer.zero.loss_scaler.loss_scale == state["scale"]
 
 
-def test_in_fp16_the_loss_scale_and_the_skipped_steps_are_those_of_our_own_engine(
-    tiny, tmp_path
-):
+def test_in_fp16_loss_scale_and_skipped_steps_are_our_own_engines(tiny, tmp_path):
     run_ranks(_loss_scale, 2, arguments=(tiny, tmp_path))
 
 
@@ -212,9 +206,7 @@ def _losses(finished):
     return [float(loss) for loss in losses(finished)]
 
 
-def test_a_run_in_stage_2_reports_and_evaluates_as_with_our_own_engine(
-    environ, run_bert
-):
+def test_a_run_in_stage_2_reports_and_evaluates_as_with_our_own(environ, run_bert):
     looked_at = {"CAPTURE": "1", "PROFILE_STEPS": "2,3"}
     own, other = environ(0, **looked_at), environ(2, **looked_at)
     reports = [_losses(run_bert(each, 2, status=3)) for each in (own, other)]

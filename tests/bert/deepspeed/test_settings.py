@@ -105,9 +105,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("where", WRONG)
-def test_a_value_of_another_type_or_out_of_range_is_one_line_that_names_it(
-    environ, capsys, where
-):
+def test_a_value_of_another_type_or_out_of_range_is_named(environ, capsys, where):
     for value in WRONG[where]:
         line = _refusal(environ(_put(where.split("."), value)), capsys)
         assert re.search(rf"{where} is .*: expected (an? |two |true or )", line), line
@@ -146,9 +144,7 @@ REFUSED = [
 
 @pytest.mark.deepspeed
 @pytest.mark.parametrize(("zero", "words"), REFUSED)
-def test_what_deepspeed_itself_refuses_is_one_line(
-    environ, capsys, monkeypatch, zero, words
-):
+def test_what_deepspeed_refuses_is_one_line(environ, capsys, monkeypatch, zero, words):
     # DeepSpeed's log goes to where stdout went when a test imported it, which may be closed.
     monkeypatch.setattr(logging, "raiseExceptions", False)
     given = {"zero_optimization": {"stage": 2} | zero}
@@ -258,9 +254,7 @@ def test_an_invalid_json_or_what_deepspeed_cannot_do_is_refused_in_one_line(
     assert words in _refusal(environ(found, **dict(*variables)), capsys)
 
 
-def test_the_json_goes_with_the_engine_and_that_with_deepspeed(
-    environ, capsys, monkeypatch
-):
+def test_the_json_goes_with_engine_and_deepspeed(environ, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     for environment, said in (
         (environ({}, DEEPSPEED_CONFIG=""), "DEEPSPEED_CONFIG is not set"),

@@ -283,9 +283,7 @@ def _sets(prepared):
     return closed_division.data_sets(*_run(prepared))
 
 
-def test_data_are_known_by_what_prepare_data_left_beside_them(
-    prepared, manifest, capfd
-):
+def test_data_are_known_by_what_prepare_data_left(prepared, manifest, capfd):
     unknown = _sets(prepared)
     assert unknown["unproved"] == ["training_data", "evaluation_data"]
     manifest()
@@ -325,9 +323,7 @@ def test_data_that_are_made_otherwise_are_refused(prepared, manifest, changes, s
         _sets(prepared)
 
 
-def test_a_file_that_was_not_prepared_is_named_and_no_index_is_needed(
-    prepared, manifest, tmp_path
-):
+def test_a_file_that_was_not_prepared_is_named(prepared, manifest, tmp_path):
     names = [path.name for path in tmp_path.glob("packed/*.hdf5")]
     # Of other files with the same names.
     manifest("another", files={f"packed/{name}": "1" * 32 for name in names})
@@ -374,7 +370,7 @@ def test_other_evaluation_samples_than_the_published_ones_are_not_proved(
     [({"rows": 7}, False), ({"recipe": None}, True), ({"texts": [1]}, True), ({"files": 5}, True), (set(), True),
      ("[" * 100_000, False), ("", False)],
 )  # fmt: skip
-def test_a_changed_manifest_is_named_and_not_believed(
+def test_a_changed_manifest_is_not_believed(
     prepared, manifest, tmp_path, changes, signed
 ):
     manifest()

@@ -16,9 +16,7 @@ from common.env import ConfigError, from_env
 SETTINGS = {"SHARD_OPTIMIZER": "1", "EMULATE_RANKS": "16", "LOCAL_WORLD_SIZE": "8"}
 
 
-def test_one_rank_of_sixteen_trains_its_own_shard_and_says_that_it_is_no_result(
-    prepared, run_bert
-):
+def test_one_rank_of_sixteen_trains_its_shard_and_is_no_result(prepared, run_bert):
     # A process of its own.
     finished = run_bert(prepared | SETTINGS, status=0, LR=0.001)
     last = finished.stderr.splitlines()[-1]

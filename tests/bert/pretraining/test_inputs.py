@@ -235,9 +235,7 @@ def test_the_check_describes_the_run(prepared, run_bert):
     ("launched", "ranks"),
     [({}, 8), ({"WORLD_SIZE": "2"}, 2), ({"EMULATE_RANKS": "4"}, 4)],
 )  # fmt: skip
-def test_a_check_in_a_shell_describes_the_configs_run(
-    prepared, capsys, launched, ranks
-):
+def test_a_check_in_a_shell_is_of_the_configs_run(prepared, capsys, launched, ranks):
     config = {"DGXNNODES": "2", "DGXNGPU": "4", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}  # fmt: skip
     assert main(["--check"], prepared | config | launched) == 0
     assert f" {ranks} ranks" in capsys.readouterr().out

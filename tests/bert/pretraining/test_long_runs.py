@@ -48,9 +48,7 @@ def test_a_run_without_a_target_succeeds_at_its_last_step(endless, run_bert):
     assert json.loads(summary)["step"] == 8
 
 
-def test_a_run_in_parts_whose_end_moves_is_the_run_in_one_piece(
-    endless, run_bert, tmp_path
-):
+def test_a_run_in_parts_whose_end_moves_is_the_whole_run(endless, run_bert, tmp_path):
     whole = run_bert(endless, status=0, LOG_EVERY_STEPS=1)
     parts = endless | {"CHECKPOINT_DIR": str(tmp_path / "parts"), "RESUME": "1"}
     parts |= {"RUN_DIR": str(tmp_path / "run_parts"), "LOG_EVERY_STEPS": "1"}
@@ -130,9 +128,7 @@ save.save_checkpoint = save_with_room
 """
 
 
-def test_a_run_that_never_had_room_does_not_offer_to_resume(
-    endless, run_bert, tmp_path
-):
+def test_a_run_that_never_had_room_offers_no_resume(endless, run_bert, tmp_path):
     (tmp_path / "first.py").write_text(FULL_DISK)
     full = {"FIRST": str(tmp_path / "first.py"), "ROOM_UNTIL": "0"}
     finished = run_bert(endless | full, status=1)
@@ -149,9 +145,7 @@ def test_a_run_that_never_had_room_does_not_offer_to_resume(
 
 
 @pytest.mark.parametrize("room", [4096, 20480], ids=["description", "log"])
-def test_a_full_disk_of_results_ends_the_run_with_that_reason(
-    endless, run_bert, tmp_path, room
-):
+def test_a_full_disk_of_results_is_the_reason(endless, run_bert, tmp_path, room):
     small = tmp_path / "small"
     with small_disk(small, room):
         finished = run_bert(endless, status=1, RUN_DIR=small)

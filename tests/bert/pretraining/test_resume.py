@@ -71,9 +71,7 @@ class Trained:
         self.state = state
 
 
-def test_seed_and_shard_order_are_those_of_the_first_run_and_where_they_lie_in_rows_alone(
-    prepared,
-):
+def test_seed_and_order_are_those_of_the_first_run(prepared):
     def settings(**changed):
         two = {"WORLD_SIZE": "2", "GRADIENT_STEPS": "2"}
         return from_env(PretrainingConfig, prepared | two | changed)

@@ -109,9 +109,7 @@ def test_a_run_that_stopped_loses_nothing_to_what_is_refused_and_says_where_it_g
     assert not (tmp_path / "run" / "error_0.txt").exists()
 
 
-def test_what_one_rank_alone_cannot_evaluate_stops_all_before_the_first_step(
-    train, tmp_path
-):
+def test_what_one_rank_cannot_evaluate_stops_all_at_the_start(train, tmp_path):
     evaluates = {"EVAL_ITER_SAMPLES": "48", "EVAL_ITER_START_SAMPLES": "48"}
     odd = {"EVALDIR": str(tmp_path / "gone")}
     refused = train(ranks=2, odd=odd, status=2, **evaluates)
@@ -140,9 +138,7 @@ closed_division.starting_point = lambda *_: known
 
 
 @pytest.mark.parametrize("is_changed", [False, True])
-def test_a_closed_log_claims_proof_only_once_the_data_are_read(
-    is_changed, train, tmp_path
-):
+def test_a_closed_log_claims_proof_once_data_are_read(is_changed, train, tmp_path):
     (tmp_path / "first.py").write_text(CLOSED)
     closed = {"SUBMISSION_DIVISION": "closed", "FIRST": tmp_path / "first.py"}
     if is_changed:
@@ -162,9 +158,7 @@ def test_a_closed_log_claims_proof_only_once_the_data_are_read(
 
 
 @pytest.mark.parametrize("place", ["", "model.ckpt-9", "model.ckpt-9.index"])
-def test_a_checkpoint_of_tensorflow_is_named_with_what_converts_it(
-    place, prepared, tmp_path
-):
+def test_a_checkpoint_of_tensorflow_is_to_be_converted(place, prepared, tmp_path):
     folder = tmp_path / "tf"
     folder.mkdir()
     for suffix in ("index", "meta", "data-00000-of-00001"):
@@ -206,9 +200,7 @@ def finished(config, tmp_path):
     return config()
 
 
-def test_a_log_with_an_end_is_complete_once_its_trial_has_noted_that(
-    finished, tmp_path
-):
+def test_a_log_with_an_end_is_complete_once_that_is_noted(finished, tmp_path):
     for begun in ({}, finished.run.owner):  # an earlier version noted it there
         (tmp_path / "c" / ".owner.json").write_text(json.dumps(begun))
         with pytest.raises(ConfigError, match="does not record its settings and data"):
@@ -304,9 +296,7 @@ def test_a_folder_is_a_trials_own_attempt_by_its_number():
     assert not nowhere.owns(nowhere.owner)
 
 
-def test_only_an_interrupted_run_with_these_settings_follows_a_checkpoint_unasked(
-    config, tmp_path
-):
+def test_only_an_interrupted_run_follows_a_checkpoint_unasked(config, tmp_path):
     def saved(**facts):
         first = config()
         run = {"run": identity.run_identity(first, 7)}
@@ -358,9 +348,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_fresh_run_that_finds_anothers_checkpoints_stops_and_names_both_ways_on(
-    train, tmp_path
-):
+def test_a_fresh_run_that_finds_anothers_checkpoints_stops(train, tmp_path):
     train(STEPS_THIS_RUN=4)
     before = names(tmp_path / "c")
     for changed in ({}, {"LR": "0.01"}, {"SEED": "9"}):
@@ -410,9 +398,7 @@ def test_a_folder_of_an_earlier_version_is_whose_it_says(train, tmp_path):
     assert "clock_not_whole" in (tmp_path / "run" / "result_0.txt").read_text()
 
 
-def test_a_trial_whose_first_start_is_not_in_its_log_has_no_time(
-    train, prepared, tmp_path
-):
+def test_a_trial_begun_outside_its_log_has_no_time(train, prepared, tmp_path):
     """Restarted before its first checkpoint; in the closed division that is another run."""
     train(STEPS_THIS_RUN=2)
     for path in sharded.complete(tmp_path / "c"):
@@ -430,9 +416,7 @@ def test_a_trial_whose_first_start_is_not_in_its_log_has_no_time(
     assert '"key": "clock_not_whole", "value": {"continued_at_step": 0}' in log
 
 
-def test_a_run_that_ended_and_lost_its_result_ends_in_the_same_way_again(
-    train, tmp_path
-):
+def test_a_run_that_ended_and_lost_its_result_ends_so_again(train, tmp_path):
     target = {"EVAL_ITER_SAMPLES": "24", "TARGET_MLM_ACCURACY": "0.3"}
     staging, before = str(tmp_path / "run" / "running_0"), None
     for _ in range(2):
@@ -501,9 +485,7 @@ def flip(path, record_of="data/"):
 
 
 @pytest.mark.parametrize("shards", ["0", "1"])
-def test_a_flipped_bit_is_named_whether_a_run_resumes_or_starts_from_it(
-    train, tmp_path, shards
-):
+def test_a_flipped_bit_is_named_at_a_resumption_and_a_start(train, tmp_path, shards):
     kind = {"SHARD_OPTIMIZER": "1", "CHECKPOINT_SHARDS": shards}
     train(**kind, STEPS_THIS_RUN=4)
     (_, last) = sharded.complete(tmp_path / "c")
@@ -561,9 +543,7 @@ def test_a_repeated_attempt_replaces_the_checkpoints_of_the_one_before(tmp_path)
     assert names(tmp_path) == [".step_0000000106.8", "step_0000000100.pt"]
 
 
-def test_a_kill_while_a_checkpoint_is_removed_leaves_no_half_that_counts(
-    tmp_path, monkeypatch
-):
+def test_a_kill_while_a_checkpoint_is_removed_leaves_no_half(tmp_path, monkeypatch):
     for name in ("step_0000000002", "global_step3", "step_0000000004"):
         (tmp_path / name).mkdir()
         for file in (sharded.INDEX, "rank_00000.pt"):

@@ -108,9 +108,7 @@ def run(environ, folder, moments):
     assert finished.returncode == 0, finished.stderr
 
 
-def test_killed_at_three_moments_it_ends_with_the_weights_of_an_undisturbed_run(
-    prepared, tmp_path
-):
+def test_killed_at_three_moments_it_ends_with_the_same_weights(prepared, tmp_path):
     settings = prepared | {"EVAL_ITER_SAMPLES": "0", "MAX_STEPS": "8", "LR_SCHEDULE": "dle",
                            "WARMUP_STEPS": "3", "CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "99"}  # fmt: skip
     ends = []

@@ -51,9 +51,7 @@ def captured(tiny, make_model, make_records, batch_of, tmp_path):
     return twelve_steps
 
 
-def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(
-    captured, capsys
-):
+def test_the_first_module_that_differs_is_named_and_equal_is_equal(captured, capsys):
     one = captured("one")
     assert [path.name for path in one.iterdir()] == ["step_1_rank_0.safetensors"]
     (path,) = one.iterdir()
@@ -108,9 +106,7 @@ def test_a_tensor_that_only_one_of_two_has_differs(file, capsys, turned):
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["first", "second"])
-def test_a_damaged_capture_is_bad_input_not_a_difference(
-    file, tmp_path, capsys, turned
-):
+def test_a_damaged_capture_is_bad_input_no_difference(file, tmp_path, capsys, turned):
     good, tensor = file("good", a=torch.ones(3)), {"a": torch.ones(3)}
     bad = {name: tmp_path / name for name in ("torn", "foreign", "folder")}
     bad["torn"].write_bytes(good.read_bytes()[:-3])

@@ -73,9 +73,7 @@ def test_filled_batch_has_the_losses_and_gradients_of_the_plain_one(
 
 
 @pytest.mark.parametrize("short", ["tokens", "sequences", "masked"])
-def test_batch_beyond_the_capacity_is_refused_with_what_to_do(
-    short, make_records, batch_of
-):
+def test_batch_beyond_the_capacity_is_refused(short, make_records, batch_of):
     plain = batch_of(make_records(3), range(4))
     sizes = {"tokens": plain.num_tokens + 1, "sequences": plain.num_sequences + 1}
     sizes["masked"] = plain.num_masked
@@ -229,9 +227,7 @@ def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(
 
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
-def test_evaluation_batches_hold_every_sequence_once_within_the_room(
-    count, batch_size, seed
-):
+def test_evaluation_batches_hold_every_sequence_once_and_fit(count, batch_size, seed):
     records = synthetic_records(count, 48, 211, packed=False, seed=seed)
     room = evaluation_room(batch_size, 48)
     order = np.random.default_rng(seed).permutation(records.num_sequences)
@@ -243,9 +239,7 @@ def test_evaluation_batches_hold_every_sequence_once_within_the_room(
 
 
 @pytest.mark.parametrize(("num_ranks", "batch_size"), [(8, 16), (8, 48), (1, 48)])
-def test_evaluation_batches_are_full_and_every_rank_has_as_much_to_do(
-    num_ranks, batch_size
-):
+def test_evaluation_batches_are_full_and_ranks_have_equal_shares(num_ranks, batch_size):
     """10,000 sequences of Wikipedia's lengths: no rank takes a batch more than the tokens need, but
     for one in 100.
     """
@@ -288,9 +282,7 @@ def _gpu_batches(count):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
-def test_graph_leaves_state_alone_and_then_trains_as_eager_steps_do(
-    precision, gpu, small
-):
+def test_graph_leaves_state_alone_and_trains_as_eager_steps_do(precision, gpu, small):
     batches = _gpu_batches(6)
     torch.manual_seed(3)
     runs = {}
@@ -429,9 +421,7 @@ def test_training_with_evaluations_between_is_the_training_without_also_from_a_c
     assert same(plain.state(), evaluated.state())
 
 
-def test_it_is_near_the_evaluation_in_bf16_which_it_is_before_the_first_step(
-    fresh, batches
-):
+def test_it_is_near_bf16_which_it_is_before_the_first_step(fresh, batches):
     fp8 = fresh()
 
     def reference():
@@ -446,9 +436,7 @@ def test_it_is_near_the_evaluation_in_bf16_which_it_is_before_the_first_step(
     assert ours.mlm_loss == pytest.approx(theirs.mlm_loss, rel=0.02)
 
 
-def test_weights_are_cast_once_an_evaluation_and_again_for_the_next(
-    fresh, batches, monkeypatch
-):
+def test_weights_are_cast_once_and_again_for_the_next(fresh, batches, monkeypatch):
     casts = []
 
     def counted(x, target, out=None):

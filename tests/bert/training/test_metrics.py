@@ -103,9 +103,7 @@ def test_a_report_has_the_means_since_the_last_one(clock, progress, seen):
     assert second | expected == second
 
 
-def test_an_overflow_counts_for_neither_the_gradient_norm_nor_the_samples(
-    clock, progress, seen
-):
+def test_an_overflow_counts_for_neither_norm_nor_samples(clock, progress, seen):
     run = progress(skips_overflows=True)
     for norm in (2.0, float("inf"), float("nan")):
         run.add(_result(norm=norm, finite=norm == 2.0), BATCHES)
@@ -118,9 +116,7 @@ def test_an_overflow_counts_for_neither_the_gradient_norm_nor_the_samples(
 @pytest.mark.parametrize(
     "bad", [{"mlm": float("nan")}, {"finite": False}], ids=["loss", "gradient"]
 )
-def test_a_broken_span_is_printed_and_raised_but_not_reported(
-    bad, clock, capfd, progress, seen
-):
+def test_a_broken_span_is_printed_and_raised_alone(bad, clock, capfd, progress, seen):
     run = progress()
     run.add(_result(**bad), BATCHES)
     with pytest.raises(TrainingError, match=r"step 1(, batch 1)?: lower LR"):
@@ -173,9 +169,7 @@ def _lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_metrics_file_has_an_object_per_line_and_after_a_resume_each_step_once(
-    tmp_path,
-):
+def test_metrics_file_has_an_object_per_line_and_each_step_once(tmp_path):
     (sink,) = _built(tmp_path)
     sink("train", TRAIN)
     assert len(_lines(tmp_path / "metrics_3.jsonl")) == 1, "at once"
@@ -210,9 +204,7 @@ def test_tensorboard_reads_back_what_was_written(tmp_path):
     assert events.Tags()["tensors"] == ["summary/text_summary"]
 
 
-def test_weights_and_biases_has_every_figure_and_a_resumed_run_its_page(
-    tmp_path, monkeypatch
-):
+def test_weights_and_biases_has_all_figures_of_a_run_on_a_page(tmp_path, monkeypatch):
     wandb = Mock()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     (tmp_path / "config.json").write_text('{"lr": 0.5}')
@@ -274,9 +266,7 @@ def test_what_cannot_be_written_is_refused_in_one_line(monkeypatch):
         config.check(here)
 
 
-def test_a_run_leaves_its_figures_whatever_becomes_of_a_sink(
-    prepared, run_bert, tmp_path
-):
+def test_a_run_leaves_its_figures_whatever_sinks_do(prepared, run_bert, tmp_path):
     run_bert(prepared, 2, status=3, TRIAL=3)
     *lines, summary = _lines(Path(prepared["RUN_DIR"]) / "metrics_3.jsonl")
     for kind in ("train", "evaluation"):
@@ -318,9 +308,7 @@ def test_a_report_on_a_gpu_has_norm_mfu_and_memory_in_100_columns(
     assert line.startswith(f"step {last - 1:>6}/{last}  loss 1.5000")
 
 
-def test_a_report_after_a_resumption_averages_what_the_undisturbed_run_does(
-    clock, progress, seen
-):
+def test_a_resumed_run_reports_the_means_of_an_undisturbed_one(clock, progress, seen):
     results = [_result(mlm=float(n), norm=2.0 * n, finite=n != 2) for n in range(1, 5)]
 
     def report(results, **begun):
@@ -339,9 +327,7 @@ def test_a_report_after_a_resumption_averages_what_the_undisturbed_run_does(
         assert parts[name] == whole[name]
 
 
-def test_operations_are_counted_without_the_device_and_in_fp8_by_its_own_peak(
-    make_records, batch_of
-):
+def test_operations_are_counted_without_the_device_and_in_fp8(make_records, batch_of):
     config = BertConfig(hidden_size=96, num_attention_heads=4, intermediate_size=384)
     batch = batch_of(make_records(5, packed=False), np.arange(5))
     lengths = batch.cu_seqlens.diff().tolist()

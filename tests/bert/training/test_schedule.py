@@ -49,9 +49,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED)
-def test_what_contradicts_or_is_not_used_or_leaves_no_room_is_refused(
-    settings, message
-):
+def test_what_contradicts_or_is_unused_or_leaves_no_room_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         ScheduleConfig(**{"lr": 1.0, "max_steps": 10} | settings).check()
 
@@ -91,9 +89,7 @@ def test_published_rules_have_their_published_values(config, rates):
 
 
 @pytest.mark.parametrize("schedule", ["dle", "poly", "linear", "samsung"])
-def test_a_warm_up_in_steps_is_one_in_shares_and_a_longer_schedule_than_the_run_is_cut_off(
-    schedule,
-):
+def test_a_warm_up_in_steps_is_one_in_shares_and_a_longer_one_is_cut_off(schedule):
     given = {"schedule": schedule, "lr": 1.0}
     steps = ScheduleConfig(**given, max_steps=200, warmup_steps=50)
     share = ScheduleConfig(**given, max_steps=200, warmup_proportion=0.25)

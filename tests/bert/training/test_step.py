@@ -30,9 +30,7 @@ def _weights(model):
 
 
 @pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
-def test_overflow_skips_the_step_halves_the_scale_and_says_so(
-    shard, tiny, make_records, batch_of
-):
+def test_overflow_skips_the_step_and_halves_scale(shard, tiny, make_records, batch_of):
     model, step = _step(tiny, "fp16", shard)
     batch = batch_of(make_records(3), range(4))
     assert step([batch], 0.01).finite
@@ -150,9 +148,7 @@ def test_nothing_in_a_step_waits_for_the_device(
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_an_fp8_step_that_saw_nan_or_inf_is_not_finite(
-    bad, tiny, make_records, batch_of
-):
+def test_an_fp8_step_that_saw_nan_is_not_finite(bad, tiny, make_records, batch_of):
     model, step = _step(tiny, "fp8")
     batch = batch_of(make_records(3), range(4))
     assert step([batch], 0.01).finite

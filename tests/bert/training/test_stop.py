@@ -229,14 +229,12 @@ def test_a_resumed_run_is_not_evaluated_before_its_first_step_and_goes_on_with_t
     ("start", "every", "steps"),
     [(0, 300, {3, 6, 9}), (500, 300, {5, 8}), (100, 300, {1, 4, 7, 10}), (901, 300, {10}), (0, 0, set())],
 )  # fmt: skip
-def test_evaluations_begin_at_their_start_and_go_on_at_their_interval(
-    start, every, steps
-):
+def test_evaluations_begin_at_their_start_and_keep_their_interval(start, every, steps):
     config = EvaluationConfig(start_samples=start, every_samples=every)
     assert evaluation_steps(config, 100, 1000) == steps
 
 
-def test_padding_of_a_fixed_capacity_counts_neither_as_words_nor_as_sequences(
+def test_padding_to_a_capacity_counts_as_neither_words_nor_sequences(
     tiny, make_records
 ):
     torch.manual_seed(0)

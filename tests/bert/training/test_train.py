@@ -71,9 +71,7 @@ def _is_compliant(log):
     return mlp_compliance.main(str(log), "training_5.0.0/common.yaml", checker)[0]
 
 
-def test_training_goes_on_after_run_stop_and_the_log_stays_compliant(
-    prepared, run_bert
-):
+def test_training_goes_on_after_run_stop_and_its_log_complies(prepared, run_bert):
     sustained = {"SUSTAINED_TRAINING_TIME": "0.05", "TARGET_MLM_ACCURACY": "0.0001"}
     run_bert(prepared, 2, status=0, **sustained)
     *_, stop, last = told = events(prepared)
@@ -95,9 +93,7 @@ def test_log_passes_the_official_checker_in_both_divisions(prepared, run_bert):
     assert _is_compliant(path)
 
 
-def test_every_progress_line_is_in_the_log_as_well_and_a_missed_target_says_aborted(
-    prepared, run_bert
-):
+def test_progress_lines_are_in_the_log_and_a_missed_target_aborts(prepared, run_bert):
     finished = run_bert(prepared, status=3, LOG_EVERY_STEPS=2, MAX_STEPS=6)
     (end,) = (event for event in events(prepared) if event["key"] == "run_stop")
     assert end["metadata"]["status"] == "aborted", "short of its target"
