@@ -1,8 +1,4 @@
-"""Shared fixtures. Tests that need the reference data beside the checkout skip, saying so, where it
-is absent.
-"""
-
-from __future__ import annotations
+"""Shared fixtures. Tests that need the reference data beside the checkout skip, saying so, where it is absent."""
 
 import contextlib
 import gc
@@ -56,18 +52,14 @@ SHARED = Path(os.environ.get("BERT_TEST_SHARED", REPOSITORY.parent / "shared"))
 
 
 def pytest_collection_finish() -> None:
-    """Exempts all that is imported from garbage collection: each pass over these million objects
-    takes 0.3 s.
-    """
+    """Exempts all that is imported from garbage collection: each pass over these million objects takes 0.3 s."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Marks what runs tests: not the process that only hands them out (-n), whose children are
-    those that do.
-    """
+    """Marks what runs tests: not the process that only hands them out (-n), whose children are those that do."""
     if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") == "no":
         leftovers.mark()
 
@@ -85,9 +77,7 @@ def pytest_runtest_call() -> Generator[None, object, object]:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """Threads cost small tensors more than they save, and those that wait spin: on busy cores ten
-    times the step.
-    """
+    """Threads cost small tensors more than they save, and those that wait spin: on busy cores ten times the step."""
     torch.set_num_threads(1)
 
 

@@ -1,7 +1,5 @@
 """File systems that are really full."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +10,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
-    """A file system of so many bytes at ``folder``, which is made; skips the test where none can be
-    mounted.
-    """
+    """A file system of so many bytes at ``folder``, which is made; skips the test where none can be mounted."""
     folder.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=240)

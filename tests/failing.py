@@ -2,8 +2,6 @@
 test_leftovers.py, and by nothing else.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -9,8 +9,6 @@ first, as a sitecustomize.py would be. ``interpreter`` makes a program of it tha
 call.
 """
 
-from __future__ import annotations
-
 import ast
 import multiprocessing
 import os
@@ -46,9 +44,7 @@ def hidden_gpus() -> dict[str, str]:
 
 
 def context() -> ForkServerContext:
-    """What starts processes from the one that has imported PyTorch, one for each process of
-    tests.
-    """
+    """What starts processes from the one that has imported PyTorch, one for each process of tests."""
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(PRELOADED)
     return made
@@ -119,9 +115,7 @@ class Command:
         return self._said("stderr")
 
     def finish(self, timeout: float = 900) -> subprocess.CompletedProcess[str]:
-        """Waits for its end, at most ``timeout`` seconds, after which it is killed and this
-        fails.
-        """
+        """Waits for its end, at most ``timeout`` seconds, after which it is killed and this fails."""
         self._process.join(timeout)
         status = self._process.exitcode
         self.kill()
@@ -184,9 +178,7 @@ def interpreter(folder: Path) -> Path:
 def interpreter_with(
     folder: Path, environ: Mapping[str, str], preloaded: list[str]
 ) -> Iterator[Path]:
-    """The same within a ``with``, forked from a Python that is started with ``environ`` and imports
-    ``preloaded``.
-    """
+    """The same within a ``with``, forked from a Python that is started with ``environ`` and imports ``preloaded``."""
     script = f"import {', '.join(preloaded)}\nimport socket, sys\nsys.path.append({str(Path(__file__).parents[1])!r})\n"
     with _listener(folder) as listener:
         script += f"from tests import forked\nforked._serve(socket.socket(fileno={listener.fileno()}))\n"

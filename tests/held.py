@@ -5,8 +5,6 @@ A process stops itself (SIGSTOP) as soon as a file of a given name exists, check
 opens, renames or lists a file. It can then be killed, or continued by SIGCONT.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import signal
@@ -16,9 +14,7 @@ from pathlib import Path
 
 
 def stand_still(pattern: str, once: str = "") -> None:
-    """Stops this process when a file matches ``pattern``; with ``once`` (a file) only the first
-    that would.
-    """
+    """Stops this process when a file matches ``pattern``; with ``once`` (a file) only the first that would."""
     looking, done = threading.local(), []
 
     def look(event: str, _: object) -> None:
@@ -40,9 +36,7 @@ def stand_still(pattern: str, once: str = "") -> None:
 
 
 def site(folder: Path, pattern: str) -> Path:
-    """A folder for PYTHONPATH with which every Python process does so, or only the first to get
-    there.
-    """
+    """A folder for PYTHONPATH with which every Python process does so, or only the first to get there."""
     folder.mkdir()
     own = Path(__file__).read_text(encoding="utf-8")
     (folder / "sitecustomize.py").write_text(

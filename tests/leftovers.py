@@ -5,8 +5,6 @@ A process is this one's if it is a descendant, or holds in its environment the m
 process of the tests inherits (daemons, whose parents have ended).
 """
 
-from __future__ import annotations
-
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
@@ -54,9 +52,7 @@ def _descendants() -> list[int]:
 
 
 def _servers() -> set[int | None]:
-    """What is started once, for all tests of this process: multiprocessing's, and what reads
-    HDF5.
-    """
+    """What is started once, for all tests of this process: multiprocessing's, and what reads HDF5."""
     reader = hdf5._helper.process
     forkserver = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
     tracker = multiprocessing.resource_tracker._resource_tracker
@@ -74,9 +70,7 @@ def processes_since(start: float) -> list[int]:
 
 
 def end(start: float) -> list[int]:
-    """Kills the processes since ``start`` and those that they start meanwhile; returns their
-    numbers.
-    """
+    """Kills the processes since ``start`` and those that they start meanwhile; returns their numbers."""
     ended: list[int] = []
     for _ in range(100):
         found = processes_since(start)

@@ -1,7 +1,5 @@
 """What a user's wrong data are answered with."""
 
-from __future__ import annotations
-
 import pytest
 
 from bert.data.records import DataError

@@ -8,8 +8,6 @@ are left are "not tested": the first problem of the last one is at fault.
 usage: python tests/self_check.py [--tiny]
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable
@@ -74,9 +72,7 @@ def distance(ours: Tensor, exact: Tensor) -> float:
 
 
 def fused_kernels() -> dict[str, str]:
-    """Every fused operation against its reference in fp64, result and gradients; a problem by name
-    of the case.
-    """
+    """Every fused operation against its reference in fp64, result and gradients; a problem by name of the case."""
     problems: dict[str, str] = {}
     if without_triton():
         return problems
@@ -108,9 +104,7 @@ def fp8_kernels() -> dict[str, str]:
 
 
 def weight_gradients() -> dict[str, str]:
-    """Products that leave the weight's gradient where it is offered, against the same without an
-    offer.
-    """
+    """Products that leave the weight's gradient where it is offered, against the same without an offer."""
     options: Any = {"device": device(), "dtype": torch.bfloat16}
     x, upstream = (torch.randn(256, width, **options) for width in (1024, 512))
     weight = torch.randn(512, 1024, **options).requires_grad_()
@@ -176,9 +170,7 @@ def _masters_after_steps(sizes: dict[str, int], exact: bool) -> list[Tensor]:
 
 
 def sums_and_masks() -> dict[str, str]:
-    """The gradient of an embedding table against index_add in fp64, and one mask of dropout in both
-    passes.
-    """
+    """The gradient of an embedding table against index_add in fp64, and one mask of dropout in both passes."""
     if without_triton():
         return {}
     rows = torch.randn(9_000, 1024, device=device())
@@ -204,9 +196,7 @@ def sums_and_masks() -> dict[str, str]:
 
 
 def whole_step() -> dict[str, str]:
-    """Losses and every gradient of a model with all fused kernels, in bf16, against the plain one
-    in fp64.
-    """
+    """Losses and every gradient of a model with all fused kernels, in bf16, against the plain one in fp64."""
     if without_triton():
         return {}
     config = BertConfig(
@@ -243,9 +233,7 @@ def attention_backends() -> dict[str, str]:
 
 
 def graphs(tiny: bool = False) -> dict[str, str]:
-    """A graphed step leaves all state as it was, and then trains as an eager one; on a CPU only the
-    first part.
-    """
+    """A graphed step leaves all state as it was, and then trains as an eager one; on a CPU only the first part."""
     on_gpu = device().type == "cuda"
     config = BertConfig(num_hidden_layers=2, vocab_size=2048)
     if tiny or not on_gpu:

@@ -1,7 +1,5 @@
 """The rules of pages and files of test_structure.py: each returns one line per violation."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,4 @@
-"""The image: its Dockerfile is lint-clean, sets none of our variables, and installs the
-requirements of a run.
-"""
-
-from __future__ import annotations
+"""The image: its Dockerfile is lint-clean, sets none of our variables, and installs the requirements of a run."""
 
 import re
 import shutil
@@ -95,9 +91,7 @@ def test_the_image_has_all_tracked_files_except_tests_and_ci(repository):
 
 @pytest.mark.slow
 def test_the_packages_of_the_image_resolve_beside_its_bases(repository, tmp_path):
-    """Like the Dockerfile, for the Python and numpy of the base image. Queries the package
-    registry.
-    """
+    """Like the Dockerfile, for the Python and numpy of the base image. Queries the package registry."""
     (tmp_path / "base.txt").write_text("numpy==1.26.4\n")
     options = ["--dry-run", "--ignore-installed", "--python-version", "3.12"]
     options += ["--only-binary", ":all:", "--target", tmp_path / "none"]

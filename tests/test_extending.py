@@ -1,10 +1,7 @@
-"""CONTRIBUTING.md's table is true: each part is added by a file, here a function, and the one line
-that it names. Optimizers: tests/bert/optim/test_new_optimizer.py; container runtimes:
-tests/launch/test_runtimes.py; attention backends: tests/bert/kernels/test_attention_backends.py;
-tasks: tests/bert/training/test_another_task.py.
+"""CONTRIBUTING.md's table is true: each part is added by a file, here a function, and the one line that it names.
+Optimizers: tests/bert/optim/test_new_optimizer.py; container runtimes: tests/launch/test_runtimes.py; attention
+backends: tests/bert/kernels/test_attention_backends.py; tasks: tests/bert/training/test_another_task.py.
 """
-
-from __future__ import annotations
 
 import importlib.util
 import json
@@ -42,9 +39,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def edited():
-    """edited(name, {after: line}, **new) -> a copy of the module with lines added; new: what they
-    import.
-    """
+    """edited(name, {after: line}, **new) -> a copy of the module with lines added; new: what they import."""
 
     def edited(name, lines, **new):
         path = Path(importlib.util.find_spec(name).origin)

@@ -1,7 +1,5 @@
 """Imports go one way, by the rules in pyproject.toml; each rule is broken here once."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

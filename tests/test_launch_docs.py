@@ -1,8 +1,4 @@
-"""The list of variables matches what scripts and trainer read; docs/launch.md names only what
-exists.
-"""
-
-from __future__ import annotations
+"""The list of variables matches what scripts and trainer read; docs/launch.md names only what exists."""
 
 import re
 from pathlib import Path

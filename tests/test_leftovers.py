@@ -1,7 +1,5 @@
 """A test that fails leaves no process, however it started it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -3,8 +3,6 @@
 Each rule of structure.py is broken here, too.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import re

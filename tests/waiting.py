@@ -1,8 +1,4 @@
-"""Waiting for other processes on machines of any speed: until a condition holds, never for a fixed
-time.
-"""
-
-from __future__ import annotations
+"""Waiting for other processes on machines of any speed: until a condition holds, never for a fixed time."""
 
 import itertools
 import os
@@ -32,9 +28,7 @@ def wait_until(
 
 
 def state(pid: int) -> str:
-    """State of a process in /proc, such as R, S, T (stopped) and Z (zombie); empty if there is
-    none.
-    """
+    """State of a process in /proc, such as R, S, T (stopped) and Z (zombie); empty if there is none."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     return ""

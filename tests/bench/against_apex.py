@@ -7,8 +7,6 @@ backward, and the megabytes that it holds at most; or why it does not run.
 usage: python tests/bench/against_apex.py [--tiny]   (a small size, on a CPU too)
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ their largest relative difference.
 usage: python tests/bench/against_huggingface.py [STEPS, a multiple of 25, default 500]
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -8,8 +8,6 @@ usage: python tests/bench/against_reference.py TEXT VOCAB [FILE [PYTHON]]
        create_pretraining_data.py, beside its tokenization.py; PYTHON: one with TensorFlow (this one)
 """
 
-from __future__ import annotations
-
 import resource
 import shutil
 import statistics

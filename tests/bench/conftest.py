@@ -1,7 +1,5 @@
 """Modules of bench/, which are no package."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

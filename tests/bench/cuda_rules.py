@@ -8,8 +8,6 @@ remove_capture_state). The flags of Rules are what differs between the versions.
 Each call of a library is counted, and one of them can be made to fail.
 """
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from dataclasses import dataclass, field
@@ -24,12 +22,11 @@ REFUSED = "CUDA error: operation not permitted when stream is capturing"
 
 @dataclass(frozen=True)
 class Rules:
-    """ends_pools: CUDAGraph::capture_end ends allocations to the pools before it looks at the
-    status of cudaStreamEndCapture. releases: CUDAGraph::reset releases the pool of a capture that
-    failed (``allocated_pool_``), not only of one that ended (``capture_ended_``). catches: the
-    destructor logs what reset throws, which else ends the process. by_capture: a generator keeps a
-    state by capture, else one flag that a failed capture leaves set. has_hooks: they run within
-    CUDAGraph.capture_begin of torch/cuda/graphs.py, once the capture is under way.
+    """ends_pools: CUDAGraph::capture_end ends allocations to the pools before it looks at the status of
+    cudaStreamEndCapture. releases: CUDAGraph::reset releases the pool of a capture that failed (``allocated_pool_``),
+    not only of one that ended (``capture_ended_``). catches: the destructor logs what reset throws, which else ends the
+    process. by_capture: a generator keeps a state by capture, else one flag that a failed capture leaves set.
+    has_hooks: they run within CUDAGraph.capture_begin of torch/cuda/graphs.py, once the capture is under way.
     """
 
     ends_pools: bool
@@ -106,9 +103,8 @@ class Event:
 
 
 class Generator:
-    """The random numbers: those of the CPU. Has a state that can be exchanged. A graph draws for
-    good from the one that was current when it was captured, whereas seeds reach the one that is
-    current now.
+    """The random numbers: those of the CPU. Has a state that can be exchanged. A graph draws for good from the one that
+    was current when it was captured, whereas seeds reach the one that is current now.
     """
 
     def __init__(self, cuda):
@@ -249,9 +245,7 @@ class CUDAGraph:
 
 
 class Cuda:
-    """What a process sees of the libraries. fail_at: the number of the call that fails; calls: the
-    names of all.
-    """
+    """What a process sees of the libraries. fail_at: the number of the call that fails; calls: the names of all."""
 
     def __init__(self, version="2.13"):
         self.rules = VERSIONS[version]

@@ -5,8 +5,6 @@ usage: python every_call.py PRECISION EVERY    of the launches each EVERY-th fai
 Prints one line of JSON: numbers of calls and outcomes, and what must never be.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import gc

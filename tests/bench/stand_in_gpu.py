@@ -8,8 +8,6 @@ Unlike there, everything is done at once, and there is no Triton.
 stand_in_gpu.cpp must have been loaded before.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -2,8 +2,6 @@
 lines; apex is called as its interface wants it.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """Every benchmark rejects invalid arguments in one line, before it measures anything."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -3,8 +3,6 @@
 Items are short scripts that stand in for a GPU's; one run is the real one, at a tiny size.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

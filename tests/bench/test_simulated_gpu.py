@@ -2,8 +2,6 @@
 items do where there is a GPU, in their order, and what a signal leaves.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

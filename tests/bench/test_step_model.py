@@ -1,7 +1,5 @@
 """The step model: operations of every product, time of every part, exposed communication."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """bench/train_step.py: operations, the peer's inputs, faults of a variant, parts of a profile."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,6 +1,4 @@
-"""Stand-ins for a GPU's streams, events and graphs, to run steps at fixed sizes like a graph's on a
-CPU.
-"""
+"""Stand-ins for a GPU's streams, events and graphs, to run steps at fixed sizes like a graph's on a CPU."""
 
 import contextlib
 

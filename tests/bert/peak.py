@@ -1,7 +1,5 @@
 """Counts the memory of tensors on any device."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What befell this machine earlier, such as processes killed for want of memory, decides no test."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -4,8 +4,6 @@ for good must be whole.
 usage: python -m tests.certify.fuzz [--cases 10000] [--seed 0]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
@@ -212,9 +210,7 @@ def said(found) -> tuple[set[str], set[str]]:
 
 
 def wrong_machines(cases: int, seed: int, folder) -> list[str]:
-    """Machines with an answer that is no good one, of which nothing is said; and bad ones that another
-    answer hides.
-    """
+    """Machines with an answer that is no good one, of which nothing is said; and bad ones that another answer hides."""
     chance, wrong = random.Random(seed), []
     gpu = DEVICE | dict.fromkeys(hardware.FAULTS, 0)
     port = PORT | dict.fromkeys(TABLES["port_counters"], "0")

@@ -1,7 +1,5 @@
 """certify.sh on this machine: times and weights of every rank are recorded and judged."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

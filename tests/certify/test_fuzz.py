@@ -1,8 +1,4 @@
-"""Outputs that are cut, mutated, reordered or of another locale never pass without what they should
-hold.
-"""
-
-from __future__ import annotations
+"""Outputs that are cut, mutated, reordered or of another locale never pass without what they should hold."""
 
 from certify import hardware
 

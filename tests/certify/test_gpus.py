@@ -1,8 +1,4 @@
-"""Where a GPU belongs, a test that finds none fails; on a machine without one, or on request, it
-tests the CPUs.
-"""
-
-from __future__ import annotations
+"""Where a GPU belongs, a test that finds none fails; on a machine without one, or on request, it tests the CPUs."""
 
 import os
 import subprocess

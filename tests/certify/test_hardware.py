@@ -1,7 +1,5 @@
 """Parts and fault counts of a node as its system, driver and kernel log tell them; unknown is None."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,4 @@
-"""Exchange between ranks through a store: every rank gets every value, with a linear number of
-reads.
-"""
-
-from __future__ import annotations
+"""Exchange between ranks through a store: every rank gets every value, with a linear number of reads."""
 
 from concurrent.futures import ThreadPoolExecutor
 

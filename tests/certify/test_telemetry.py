@@ -1,8 +1,4 @@
-"""Telemetry through NVML's structures from a stand-in library: missing values are nan, never an
-error.
-"""
-
-from __future__ import annotations
+"""Telemetry through NVML's structures from a stand-in library: missing values are nan, never an error."""
 
 import ctypes
 import re

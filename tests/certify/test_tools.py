@@ -4,8 +4,6 @@ The stand-ins are programs that print what the real ones do: the table of nccl-t
 of nvbandwidth 0.8, and that of DCGM 4 and 3.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -83,9 +81,7 @@ def of_gpus(results):
 
 
 def dcgm4(*tests, **other):
-    """Output of `dcgmi diag -j` since DCGM 4: a test is (name, state of each GPU, text of a
-    warning).
-    """
+    """Output of `dcgmi diag -j` since DCGM 4: a test is (name, state of each GPU, text of a warning)."""
     found, warning = [], {"error_category": 7, "error_id": 95, "error_severity": 2}
     for name, states, words in tests:
         warned = {"warnings": [warning | {"warning": words}]} if words else {}

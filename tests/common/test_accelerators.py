@@ -1,8 +1,4 @@
-"""One owner of what names mean: the trainer's MFU, certify's floors and the review's rates have the
-same models.
-"""
-
-from __future__ import annotations
+"""One owner of what names mean: the trainer's MFU, certify's floors and the review's rates have the same models."""
 
 import pytest
 

@@ -1,7 +1,5 @@
 """Settings from the environment: right types, and one clear line for everything else."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Why a file cannot be read or written."""
 
-from __future__ import annotations
-
 import pickle
 from contextlib import suppress
 

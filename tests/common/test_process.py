@@ -1,7 +1,5 @@
 """Exit statuses of commands."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

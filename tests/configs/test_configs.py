@@ -1,8 +1,4 @@
-"""Every config sources cleanly, exports only names that are read, and describes a run that --check
-accepts.
-"""
-
-from __future__ import annotations
+"""Every config sources cleanly, exports only names that are read, and describes a run that --check accepts."""
 
 import json
 import re
@@ -57,9 +53,7 @@ def exported() -> dict[str, dict[str, str]]:
 
 @pytest.fixture
 def load(tmp_path, exported):
-    """load(config, **site) -> the run it describes, on synthetic data and with BERT-large's
-    shape.
-    """
+    """load(config, **site) -> the run it describes, on synthetic data and with BERT-large's shape."""
     (tmp_path / "bert_config.json").write_text(json.dumps(BERT_LARGE))
 
     def load(path: Path, **site: str) -> PretrainingConfig:

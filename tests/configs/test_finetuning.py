@@ -1,7 +1,5 @@
 """The fine-tuning configs are the published recipes, and export only names that are read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

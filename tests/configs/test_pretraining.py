@@ -1,8 +1,4 @@
-"""The recipes of pretraining from scratch: DeepLearningExamples' global batches on any number of
-nodes.
-"""
-
-from __future__ import annotations
+"""The recipes of pretraining from scratch: DeepLearningExamples' global batches on any number of nodes."""
 
 import itertools
 import re
@@ -27,9 +23,7 @@ NODES, BATCH = (1, 8, 32), {"1": 65_536, "2": 32_768}
 
 @pytest.fixture(scope="module")
 def exported():
-    """Exports by recipe, phase, PACKED and number of nodes: from sourcing the config in an empty
-    environment.
-    """
+    """Exports by recipe, phase, PACKED and number of nodes: from sourcing the config in an empty environment."""
     cases = list(
         itertools.product([path.name for path in RECIPES], "12", "01", map(str, NODES))
     )

@@ -5,8 +5,6 @@ usage: python tests/finetune/against_trainer.py DATA WEIGHTS SEEDS [--exact]
        schedule, decay and epsilon, without dropout: prints the largest difference of a probability, too
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

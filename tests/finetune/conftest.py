@@ -1,7 +1,5 @@
 """Small models, data and environments of fine-tuning."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

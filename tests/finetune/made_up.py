@@ -1,7 +1,5 @@
 """A synthetic vocabulary, text of words, numbers, marks and odd spaces, and random models."""
 
-from __future__ import annotations
-
 import string
 from functools import partial
 

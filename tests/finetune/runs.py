@@ -1,7 +1,5 @@
 """Runs of fine-tuning, in this process and in others, and what they have written."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -6,8 +6,6 @@ prints one line a dialect: right, refused and wrong, of ours and of the rivals t
 (pandas with its separator found, clevercsv, csv.Sniffer).
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

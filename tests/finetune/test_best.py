@@ -1,7 +1,5 @@
 """Evaluations during training: the best model is the one that is kept, and worse ones end it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

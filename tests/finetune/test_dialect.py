@@ -2,8 +2,6 @@
 their cells, or asked about; the fuzz is ``table_fuzz.py``.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Files are predicted row by row, in order and with all columns."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import gzip

@@ -1,7 +1,5 @@
 """Texts are truncated as published; metrics equal those of scipy and torchmetrics."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """Batches have the losses of their sequences; saved models load in Hugging Face, and back."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Token classification: CoNLL's files, their entities and scores, and a model that learns them."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whole runs on a synthetic set: they learn, and resume and share their work exactly."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A saved model answers, classifies and is timed; seeds have a mean and a deviation."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Tables whose examples have any number of labels: read, learnt, scored and predicted."""
 
-from __future__ import annotations
-
 import csv
 from itertools import product
 

@@ -2,8 +2,6 @@
 with what settles it.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 

@@ -75,9 +75,7 @@ def make(folder: Path, *more: str) -> None:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """md5 of every file, but for locks and for manifests, which record the time stamps of the
-    text.
-    """
+    """md5 of every file, but for locks and for manifests, which record the time stamps of the text."""
     files = times(folder, "*")
     return {
         str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()

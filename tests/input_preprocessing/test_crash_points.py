@@ -180,9 +180,7 @@ STAGES: dict[str, Stage] = {
 
 
 def check(make: Run, run: Run, tmp_path: Path, step: int) -> int:
-    """Kills the stage at every `step`-th change and in writes of several sizes; the number of
-    kills.
-    """
+    """Kills the stage at every `step`-th change and in writes of several sizes; the number of kills."""
     start, whole, folder = tmp_path / "start", tmp_path / "whole", tmp_path / "folder"
     start.mkdir()
     make(start)

@@ -5,8 +5,6 @@ the result that its user expects; it reads like that system's README. One that n
 or DeepSpeed is marked and run by `make test-journeys`, the others by `make test`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

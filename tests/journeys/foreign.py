@@ -1,7 +1,5 @@
 """Small files in the layouts of other systems, made without this repository's writers."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Sequence

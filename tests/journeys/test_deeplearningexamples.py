@@ -9,8 +9,6 @@
 | the latency tables of its README | python -m finetune benchmark |
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

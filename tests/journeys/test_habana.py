@@ -2,8 +2,6 @@
 hostfile, by the `deepspeed` launcher, from the first step to a resumed run and weights to take along.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

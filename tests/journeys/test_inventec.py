@@ -2,8 +2,6 @@
 is, by their three lines: source env.sh, source a config, sbatch run.sub.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,6 @@
 evaluate here, and its TensorFlow 2 users take the weights back.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 What a tiny model on two CPU ranks needs is exported first, as the README says that exports win.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

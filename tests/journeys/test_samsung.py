@@ -2,8 +2,6 @@
 a seed for each of NEXP runs.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where faults and features of a run meet: all possible pairs, by seed, and what must become of them."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A real Slurm of separate nodes on this machine, by slurm_nodes.sh, as tests use it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

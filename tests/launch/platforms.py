@@ -1,7 +1,5 @@
 """What makes a checkout a user's of each platform, with stand-ins for what the platform has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from .conftest import FAKES, Checkout

@@ -1,7 +1,5 @@
 """CONTAINER_RUNTIME=apptainer: the same run in an image file, without a daemon."""
 
-from __future__ import annotations
-
 import pytest
 
 from . import platforms

@@ -1,7 +1,5 @@
 """Ranks are bound near their GPUs, only to allowed CPUs, and never with a failure."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

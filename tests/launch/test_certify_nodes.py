@@ -1,7 +1,5 @@
 """certify.sub on four separate nodes: each culprit is named with its stage, and nobody else."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

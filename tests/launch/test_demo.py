@@ -1,7 +1,5 @@
 """make demo: your own settings reach its runs, and it ends with the commands to try next."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 

@@ -1,7 +1,5 @@
 """run_with_docker.sh: a container gets what the run needs and no more, and none is left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """The doctor passes a healthy site, and names each problem with the command to fix it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Fine-tuning starts like every run: a trial is a seed, and the last line has the result of all."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

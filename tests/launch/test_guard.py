@@ -1,7 +1,5 @@
 """The guard of a node, alone: it needs nothing of the job's script, which may be gone."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 

@@ -1,7 +1,5 @@
 """The Dockerfile is really built, on a small base of this machine's Python, and ``--check`` runs."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """What Slurm says about a job, in words, whatever clock its nodes have."""
 
-from __future__ import annotations
-
 import os
 import time
 

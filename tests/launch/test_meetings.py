@@ -4,8 +4,6 @@ MEETINGS_SEED draws the rows; the rows of machines without Slurm are few here, a
 ``make test-meetings``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

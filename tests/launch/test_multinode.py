@@ -2,8 +2,6 @@
 together, and end together whatever happens to one of them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

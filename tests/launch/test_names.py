@@ -1,7 +1,5 @@
 """A misspelt name stops every launch script; your exports win over a config; configs switch cleanly."""
 
-from __future__ import annotations
-
 import pytest
 
 from .captured import Done, captured

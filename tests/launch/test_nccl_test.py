@@ -1,7 +1,5 @@
 """The all-reduce test: a failure ends the run before a trial starts, with the reason last."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

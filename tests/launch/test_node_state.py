@@ -1,7 +1,5 @@
 """A run's changes to its nodes (clocks, staged data) are verified, and undone however it ends."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From your own text to predictions: the commands of docs/train.md, killed at ten moments."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A hung process on a node, such as a tool of a broken driver, does not keep a run from ending."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -2,8 +2,6 @@
 what cannot run is refused in one line before anything is written.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 

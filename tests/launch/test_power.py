@@ -1,7 +1,5 @@
 """POWER=1 samples every node while a trial runs; the readings become files of the power rules."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import time

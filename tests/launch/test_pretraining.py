@@ -1,7 +1,5 @@
 """run_pretraining.sh: phase 1, warm start of phase 2; interrupted, the same command continues."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """One rule says which Python runs; a shell that cannot read env.sh or a config says so in one line."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

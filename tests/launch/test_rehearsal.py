@@ -1,7 +1,5 @@
 """REHEARSAL=1: one trial, then the verdict, also in the exit status."""
 
-from __future__ import annotations
-
 
 def rehearsed(checkout, folder: str, status: int, **how: str):
     """It has checkpoints of its own, also when it is started again, with the folder that it has."""

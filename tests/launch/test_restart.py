@@ -1,7 +1,5 @@
 """The supervisor's decisions follow from records, whatever words the reasons have."""
 
-from __future__ import annotations
-
 import glob
 import importlib
 import os

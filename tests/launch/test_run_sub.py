@@ -1,7 +1,5 @@
 """run.sub with stand-ins for Slurm's commands: situations that the test cluster cannot produce."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import re

@@ -1,7 +1,5 @@
 """A container runtime is one file of launch/container/runtimes/: no other file names one."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

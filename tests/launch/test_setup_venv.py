@@ -1,7 +1,5 @@
 """launch/tools/setup_venv.sh in a virtual environment whose Python only writes down what it is asked."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

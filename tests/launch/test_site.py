@@ -1,7 +1,5 @@
 """Paths that env.sh and configs derive from DATADIR follow a DATADIR that is exported after them."""
 
-from __future__ import annotations
-
 import pytest
 
 from input_preprocessing.dataset.steps import UNPACKED_FOLDER

@@ -1,7 +1,5 @@
 """What a site may be, on a real Slurm of separate nodes with stand-ins for pyxis and the trainer."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

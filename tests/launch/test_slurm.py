@@ -1,7 +1,5 @@
 """``sbatch run.sub`` on a real Slurm: its exit code and its output's last line give the result."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

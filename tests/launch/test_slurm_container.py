@@ -1,7 +1,5 @@
 """run.sub in an image on a real Slurm, whose pyxis is a stand-in with real mount namespaces."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

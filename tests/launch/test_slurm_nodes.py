@@ -1,7 +1,5 @@
 """A run on a real Slurm of nodes that lose power, hang or are cut off ends like an undisturbed one."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Both phases as jobs on a real Slurm: cancelled, resubmitted, requeued, and still the same weights."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """The real trainer under run.sub on a real Slurm: two nodes of two CPU ranks, joined by gloo."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

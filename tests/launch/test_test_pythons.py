@@ -1,7 +1,5 @@
 """make test-pythons: every supported Python once, in its own environment; one failure fails all."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,7 +1,5 @@
 """The trial loop: any failure is named on the last line; only complete results look complete."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

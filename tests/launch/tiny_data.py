@@ -1,7 +1,5 @@
 """Records, a model and settings of a run that reaches its target within seconds."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

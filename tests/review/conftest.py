@@ -338,9 +338,7 @@ def span_of(path: Path) -> tuple[int, int]:
 
 
 def write_power(folder: Path, watts: float = 5000.0) -> None:
-    """Writes the power files of every log of a result folder: one node, a reading each second of
-    the run.
-    """
+    """Writes the power files of every log of a result folder: one node, a reading each second of the run."""
     for path in folder.glob("result_*.txt"):
         start, stop = span_of(path)
         samples = path.parent / f"samples_{path.stem}"

@@ -2,8 +2,6 @@
 agree with scipy, and with themselves.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from random import Random

@@ -1,9 +1,6 @@
-"""The command line has its options, exclusions and required arguments; docs/review.md documents
-every command, and shows what the commands print; rules.yaml has exactly the rules that the code
-uses.
+"""The command line has its options, exclusions and required arguments; docs/review.md documents every command, and
+shows what the commands print; rules.yaml has exactly the rules that the code uses.
 """
-
-from __future__ import annotations
 
 import re
 from pathlib import Path

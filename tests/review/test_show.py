@@ -1,7 +1,5 @@
 """The table of `show` at every width."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

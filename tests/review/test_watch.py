@@ -1,7 +1,5 @@
 """`watch` follows logs that grow, to where they end: one, or several with a row each."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

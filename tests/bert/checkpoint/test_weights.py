@@ -26,9 +26,7 @@ def _unpadded(state):
 
 
 def _mlperf(state):
-    """The names of NVIDIA's converted model.ckpt-28252.pt: fused dense-and-activation layers, the
-    decoder repeated.
-    """
+    """The names of NVIDIA's converted model.ckpt-28252.pt: fused dense-and-activation layers, the decoder repeated."""
     renamed = {}
     for name, tensor in state.items():
         for part in (".intermediate.dense.", "pooler.dense.", "transform.dense."):

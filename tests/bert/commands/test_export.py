@@ -1,6 +1,4 @@
-"""Hugging Face both ways: its classes load what bert export writes, and runs start from models of
-the Hub.
-"""
+"""Hugging Face both ways: its classes load what bert export writes, and runs start from models of the Hub."""
 
 import dataclasses
 import hashlib

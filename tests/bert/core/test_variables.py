@@ -1,6 +1,4 @@
-"""One list of variables: the table follows the code, and a name that looks misspelt stops the run
-before it starts.
-"""
+"""One list of variables: the table follows the code, and a name that looks misspelt stops the run before it starts."""
 
 import os
 import re

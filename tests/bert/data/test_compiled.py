@@ -13,9 +13,7 @@ HEAD = "from bert.data.compiled import compiled, is_cached\n"
 
 
 def _as_if_started_in(folder):
-    """Finds modules there, writes no byte code, and keeps machine code where the environment
-    says.
-    """
+    """Finds modules there, writes no byte code, and keeps machine code where the environment says."""
     sys.path.insert(0, folder)
     sys.dont_write_bytecode = True
     numba.config.reload_config()

@@ -2,8 +2,6 @@
 hashlib, catch lost or doubled sequences.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import hashlib
@@ -98,9 +96,7 @@ def test_selection_and_concatenation_keep_each_sequence():
 
 
 def random_records(lengths, counts, seed):
-    """Random numbers of all 16 bits, in sequences of these lengths; of an odd seed, some ids of 17
-    bits.
-    """
+    """Random numbers of all 16 bits, in sequences of these lengths; of an odd seed, some ids of 17 bits."""
     rng = np.random.default_rng(seed)
 
     def numbers(size):

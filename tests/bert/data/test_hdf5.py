@@ -1,6 +1,4 @@
-"""A damaged HDF5 file is named, whatever the library does as it reads it, and the next one is
-read.
-"""
+"""A damaged HDF5 file is named, whatever the library does as it reads it, and the next one is read."""
 
 import os
 import signal

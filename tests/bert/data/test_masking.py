@@ -47,9 +47,7 @@ def chosen_of(records, epoch=0, file=0):
 
 @pytest.fixture(scope="module")
 def many():
-    """Half a million tokens of a vocabulary of 211, each sequence with [CLS] in front and [SEP] at
-    the end.
-    """
+    """Half a million tokens of a vocabulary of 211, each sequence with [CLS] in front and [SEP] at the end."""
     records = synthetic_records(2000, 512, WORDS, False, 0)
     assert records.masked_lm_positions.all(), "none at the begin"
     records.input_ids[records.sequence_offsets[:-1]] = CLS

@@ -13,9 +13,7 @@ from bert.data.synthetic import wikipedia_like_lengths
 
 
 def wikipedia_lengths(num_sequences):
-    """Lengths like MLPerf's Wikipedia: mean 254.5, 23.5% of 512 tokens, the others Beta(1.1, 2.164)
-    on 5 to 511.
-    """
+    """Lengths like MLPerf's Wikipedia: mean 254.5, 23.5% of 512 tokens, the others Beta(1.1, 2.164) on 5 to 511."""
     x = (np.arange(5, 512) - 4.5) / 507
     density = x**0.1 * (1 - x) ** 1.164
     shares = np.append(0.765 * density / density.sum(), 0.235)

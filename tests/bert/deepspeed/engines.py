@@ -1,7 +1,5 @@
 """Steps of our own engine and of DeepSpeed's on a tiny model, and the figures of their training."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 
@@ -32,9 +30,7 @@ def own_step(world, config, rule, precision, accumulate):
 def deepspeed_step(
     world, config, rule, precision, accumulate, folder, *, recompute=0, **zero
 ):
-    """DeepSpeed's, with the ``zero_optimization`` that is given; folder: for its JSON; recompute:
-    RECOMPUTE_LAYERS.
-    """
+    """DeepSpeed's, with the ``zero_optimization`` that is given; folder: for its JSON; recompute: RECOMPUTE_LAYERS."""
     rules = optim.OptimizerConfig(optimizer=rule)
     path = folder / f"ds_{world.rank}.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
@@ -70,9 +66,7 @@ STAGES = [{"stage": 1}, {"stage": 2}]
 
 
 def same_optimizer(found, expected, atol=2e-5, exact=False):
-    """Fails if masters or moments differ. The gradient of a key's bias is 0 except rounding, which
-    Adam amplifies.
-    """
+    """Fails if masters or moments differ. The gradient of a key's bias is 0 except rounding, which Adam amplifies."""
     assert found.keys() == expected.keys()
     assert found["num_steps"] == expected["num_steps"]
     for part in found.keys() - {"num_steps"}:

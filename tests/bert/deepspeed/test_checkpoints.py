@@ -2,8 +2,6 @@
 of another program starts a run.
 """
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,8 +1,4 @@
-"""ENGINE=deepspeed on two real processes: curves, weights, states and whole runs are those of our own
-engine.
-"""
-
-from __future__ import annotations
+"""ENGINE=deepspeed on two real processes: curves, weights, states and whole runs are those of our own engine."""
 
 import itertools
 import json
@@ -116,9 +112,7 @@ def test_a_run_begins_with_the_full_precision_of_its_checkpoint(prepared, tmp_pa
 
 
 def _loss_scale(world, config, folder):
-    """From a scale that overflows: the steps that are skipped, the scales and the losses are our
-    own engine's.
-    """
+    """From a scale that overflows: the steps that are skipped, the scales and the losses are our own engine's."""
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     # Slow without AVX-512, and right.
@@ -188,9 +182,7 @@ def test_a_state_resumes_exactly_and_moves_between_engines_both_ways(tiny, tmp_p
 
 @pytest.fixture
 def environ(prepared, tmp_path):
-    """environ(stage or 0 for our own engine, **variables) of a run of 8 steps and two
-    evaluations.
-    """
+    """environ(stage or 0 for our own engine, **variables) of a run of 8 steps and two evaluations."""
 
     def make(stage, **variables):
         common = {"OPTIMIZER": "adamw", "LR": "0.003", "PRECISION": "fp32"}

@@ -1,8 +1,4 @@
-"""DEEPSPEED_CONFIG: the JSON fills unset variables, and contradictions are errors of one line
-naming both.
-"""
-
-from __future__ import annotations
+"""DEEPSPEED_CONFIG: the JSON fills unset variables, and contradictions are errors of one line naming both."""
 
 import copy
 import json
@@ -47,9 +43,7 @@ DECAY = {
 
 @pytest.fixture
 def environ(prepared, tmp_path):
-    """environ(JSON, **variables): of a run with DeepSpeed; the variables that the JSON sets are
-    unset.
-    """
+    """environ(JSON, **variables): of a run with DeepSpeed; the variables that the JSON sets are unset."""
 
     def make(found, **variables):
         path = tmp_path / "ds.json"

@@ -8,8 +8,6 @@ Launches are recorded on the meta device, so types, constants and warps are thos
 nothing runs. Not under TRITON_INTERPRET.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
@@ -175,9 +173,7 @@ def _fp8_forward(scaling: fp8.Scaling, dropout: float) -> tuple[Tensor, Tensor]:
 
 
 def record(only: str, capability: int, rare: bool = True) -> dict[str, Launch]:
-    """Every kernel that the operations launch at BERT-large's sizes on a GPU, by name. rare: those
-    of RARE, too.
-    """
+    """Every kernel that the operations launch at BERT-large's sizes on a GPU, by name. rare: those of RARE, too."""
     found: dict[str, Launch] = {}
     operation = ""
     launches.assumed = capability
@@ -206,9 +202,7 @@ def record(only: str, capability: int, rare: bool = True) -> dict[str, Launch]:
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Registers and bytes of local memory per thread, read from the machine code by Triton's copy
-    of cuobjdump.
-    """
+    """Registers and bytes of local memory per thread, read from the machine code by Triton's copy of cuobjdump."""
     command = [str(CUOBJDUMP), "--dump-resource-usage"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)

@@ -1,8 +1,4 @@
-"""The kernels on a GPU where there is one, else in Triton's interpreter (which tests/conftest.py
-has asked for).
-"""
-
-from __future__ import annotations
+"""The kernels on a GPU where there is one, else in Triton's interpreter (which tests/conftest.py has asked for)."""
 
 import importlib
 from collections.abc import Iterator
@@ -29,9 +25,7 @@ def _teach_the_interpreter_bf16_products() -> None:
 
 
 def _teach_the_interpreter_to_round_to_fp8() -> None:
-    """Triton's interpreter loses a carry into the exponent (127 becomes 64) and turns NaN into
-    numbers.
-    """
+    """Triton's interpreter loses a carry into the exponent (127 becomes 64) and turns NaN into numbers."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     plain = interpreter._convert_float
     tl = triton_support.tl
@@ -53,9 +47,7 @@ if triton_support.triton is not None and not torch.cuda.is_available():
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With a GPU, tests that run the kernels are tests of the GPU, without a marker in their
-    files.
-    """
+    """With a GPU, tests that run the kernels are tests of the GPU, without a marker in their files."""
     if not torch.cuda.is_available():
         return
     for item in items:

@@ -1,8 +1,4 @@
-"""What the fp8 kernels are checked on: the casts against PyTorch's own, the casts in kernels
-against separate ones.
-"""
-
-from __future__ import annotations
+"""What the fp8 kernels are checked on: the casts against PyTorch's own, the casts in kernels against separate ones."""
 
 import dataclasses
 import functools
@@ -43,9 +39,7 @@ def _normal(device: torch.device, seed: int) -> Callable[..., Tensor]:
 
 
 def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, str]:
-    """Differences from PyTorch's cast, in bits, in both orders; wrong magnitudes and column
-    sums.
-    """
+    """Differences from PyTorch's cast, in bits, in both orders; wrong magnitudes and column sums."""
     problems = {}
     x = _normal(device, 0)(rows, columns)
     x[::7, ::5] *= 2.0**14  # beyond the ends of both formats
@@ -81,9 +75,7 @@ def same_bits(ours: Tensor, theirs: Tensor) -> bool:
 def evaluation_differences(
     device: torch.device, tokens: int, width: int, inner: int
 ) -> dict[str, float]:
-    """Relative differences between an evaluation in fp8 and the forward pass of training without
-    dropout, by name.
-    """
+    """Relative differences between an evaluation in fp8 and the forward pass of training without dropout, by name."""
     layer = _Chain(device, tokens, width, inner, "tanh", dropout=0.0)
     trained = layer.run(in_kernels=True)
     return _between(layer.run(in_kernels=True, evaluates=True), trained)
@@ -140,9 +132,7 @@ class _Chain:
         self.measured = scaling.state_dict()  # by a first step
 
     def run(self, in_kernels: bool, evaluates: bool = False) -> dict[str, Tensor]:
-        """Results, and of training gradients and the magnitudes seen; an evaluation casts in the
-        kernels.
-        """
+        """Results, and of training gradients and the magnitudes seen; an evaluation casts in the kernels."""
         scaling = Scaling(3, self.device)
         scaling.load_state_dict(self.measured)
         if not evaluates:

@@ -1,7 +1,5 @@
 """Cases of the fused operations: inputs, and the allowed error with its reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

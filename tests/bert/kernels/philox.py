@@ -1,8 +1,4 @@
-"""The dropout masks of the kernels, written independently of Triton: Philox4x32 and Philox2x32 in
-numpy.
-"""
-
-from __future__ import annotations
+"""The dropout masks of the kernels, written independently of Triton: Philox4x32 and Philox2x32 in numpy."""
 
 import numpy as np
 import torch
@@ -14,9 +10,7 @@ MASK = np.uint64(0xFFFFFFFF)
 
 
 def philox(seed: int, counter: list[np.ndarray], rounds: int = 7) -> list[np.ndarray]:
-    """Philox4x32 (Salmon et al. 2011) of 64-bit ``seed`` at counters of four 32-bit words, held in
-    uint64.
-    """
+    """Philox4x32 (Salmon et al. 2011) of 64-bit ``seed`` at counters of four 32-bit words, held in uint64."""
     words = (np.asarray(c, np.uint64) & MASK for c in np.broadcast_arrays(*counter))
     c0, c1, c2, c3 = words
     k0, k1 = np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32 & 0xFFFFFFFF)

@@ -1,7 +1,5 @@
 """The passes of kernels/operations/lamb.py in plain PyTorch, for buffers of fp64 too."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

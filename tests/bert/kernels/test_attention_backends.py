@@ -2,8 +2,6 @@
 every rank is taken, and on a GPU each equals the reference. Packages by stand-ins of their interfaces.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -157,9 +155,7 @@ def test_flash_attn_2_gets_the_projections_whole_and_gives_one_gradient(monkeypa
 
 
 def _choose(monkeypatch, results, uses_graph=True, others=(), **settings):
-    """resolve_attention() on a GPU that exists in name only. others: trials on the GPUs of other
-    ranks.
-    """
+    """resolve_attention() on a GPU that exists in name only. others: trials on the GPUs of other ranks."""
     no_gpu.in_name(monkeypatch)
     monkeypatch.setattr(benchmark, "benchmark_backends", lambda *_: results)
 

@@ -1,7 +1,5 @@
 """cuDNN through its frontend, against a stand-in of the same interface."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import re

@@ -1,8 +1,4 @@
-"""Attention in Triton: context and gradients against the per-sequence loop, with the documented
-dropout mask.
-"""
-
-from __future__ import annotations
+"""Attention in Triton: context and gradients against the per-sequence loop, with the documented dropout mask."""
 
 import itertools
 

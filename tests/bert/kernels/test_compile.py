@@ -1,8 +1,4 @@
-"""The kernels compile for the GPUs they are meant for, without one: types, constants and warps of
-the real launches.
-"""
-
-from __future__ import annotations
+"""The kernels compile for the GPUs they are meant for, without one: types, constants and warps of the real launches."""
 
 import json
 import os
@@ -23,9 +19,7 @@ BODIES = ("_forward", "_backward", "_query_gradient", "_key_gradient", "_moments
 
 
 def compiled(arguments: list[str], folder: Path, path: str = "") -> list[dict[str, Any]]:  # fmt: skip
-    """Output of ahead_of_time.py; compiled files are kept in ``folder`` by their sources. path:
-    PYTHONPATH.
-    """
+    """Output of ahead_of_time.py; compiled files are kept in ``folder`` by their sources. path: PYTHONPATH."""
     if triton_support.triton is None:
         pytest.skip("Triton is not installed")
     environment = os.environ | {"TRITON_CACHE_DIR": str(folder)}

@@ -2,8 +2,6 @@
 what the layers of a forward pass share.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

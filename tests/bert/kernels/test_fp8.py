@@ -2,8 +2,6 @@
 are linear's, on a CPU by the scaling arithmetic, on a GPU by the hardware.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

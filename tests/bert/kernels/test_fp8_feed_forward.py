@@ -1,7 +1,5 @@
 """The fp8 feed-forward as one function: bit for bit what the separate kernels and casts give."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -98,9 +96,7 @@ def _draw(seed, tokens, device):
 
 
 def _run(encoder, device, tokens=16, factor=1e-3):
-    """Result, every gradient, and the magnitudes seen, by name; the same numbers and masks each
-    time.
-    """
+    """Result, every gradient, and the magnitudes seen, by name; the same numbers and masks each time."""
     x, forward_pass = _input(device, tokens)
     x.requires_grad_()
     torch.manual_seed(3)

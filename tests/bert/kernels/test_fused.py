@@ -1,8 +1,4 @@
-"""Every fused operation against its reference: result and every gradient, on the cases of
-fused_cases.py.
-"""
-
-from __future__ import annotations
+"""Every fused operation against its reference: result and every gradient, on the cases of fused_cases.py."""
 
 import pytest
 import torch

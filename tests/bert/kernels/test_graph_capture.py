@@ -2,8 +2,6 @@
 nothing open, held, released twice or waiting.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 

@@ -2,8 +2,6 @@
 the optimizer that works by tensor.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -35,9 +33,7 @@ def _inside(layout, sizes=SIZES):
 
 
 def _buffers(device, seed=0, dtype=torch.float32):
-    """Gradient, master and two moments with zeros between the tensors; the last tensor is 0, so it
-    has no norm.
-    """
+    """Gradient, master and two moments with zeros between the tensors; the last tensor is 0, so it has no norm."""
     generator = torch.Generator().manual_seed(seed)
     layout = plain_lamb.make_layout(SIZES, DECAYS, torch.device("cpu"))
     gradient, master, first, second = (torch.zeros(layout.size) for _ in range(4))

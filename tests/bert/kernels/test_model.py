@@ -1,7 +1,5 @@
 """The whole model, its step and its evaluation on fused kernels, against the plain operations."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -30,9 +28,7 @@ CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=1, num_atte
 
 @pytest.fixture
 def models(tiny, make_model, device) -> list[BertForPreTraining]:
-    """The tiny model without dropout: fused in fp32, and references in fp64 with the same
-    weights.
-    """
+    """The tiny model without dropout: fused in fp32, and references in fp64 with the same weights."""
     fused = BertForPreTraining(tiny, kernels.bind_kernels(FUSED, device))
     reference = make_model(tiny)
     fused.load_state_dict(reference.state_dict())

@@ -1,7 +1,5 @@
 """FUSED and PRECISION: what is asked for runs, or the run stops."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 

@@ -1,8 +1,4 @@
-"""A backend that crashes, hangs or breaks its process is excluded, and never harms the run; results
-are cached.
-"""
-
-from __future__ import annotations
+"""A backend that crashes, hangs or breaks its process is excluded, and never harms the run; results are cached."""
 
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Weight gradients are written to offered memory, bit for bit the same, without large copies."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

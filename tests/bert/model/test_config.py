@@ -1,6 +1,4 @@
-"""bert_config.json of Google and config.json of Hugging Face: the same model, or a one-line
-error.
-"""
+"""bert_config.json of Google and config.json of Hugging Face: the same model, or a one-line error."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""BERT-1.5B and 5B: Pre-LN layers against a re-statement of their equations, and the published
-sizes.
-"""
+"""BERT-1.5B and 5B: Pre-LN layers against a re-statement of their equations, and the published sizes."""
 
 import dataclasses
 import itertools
@@ -29,9 +27,7 @@ SIZES = {
 
 
 def _restated(p, config, batch):
-    """Sum of the losses by the equations alone: p has the parameters by name; one sequence at a
-    time, no dropout.
-    """
+    """Sum of the losses by the equations alone: p has the parameters by name; one sequence at a time, no dropout."""
 
     def norm(name, x):
         scale, shift = p[f"{name}.weight"], p[f"{name}.bias"]

@@ -1,6 +1,4 @@
-"""RECOMPUTE_LAYERS: loss and every gradient are bit for bit those of kept activations, and less is
-kept.
-"""
+"""RECOMPUTE_LAYERS: loss and every gradient are bit for bit those of kept activations, and less is kept."""
 
 import contextlib
 import dataclasses
@@ -53,9 +51,7 @@ def _outcome(model, batch, recomputation):
 def test_bits_are_those_of_kept_activations(
     fused, pre_norm, tiny, make_model, make_records, batch_of
 ):
-    """With "dropout_add_layer_norm" alone the seed is drawn within the first segment, among
-    PyTorch's own dropout.
-    """
+    """With "dropout_add_layer_norm" alone the seed is drawn within the first segment, among PyTorch's own dropout."""
     if fused != "none" and triton_support.triton is None:
         pytest.skip("Triton is not installed")
     layers = 2 if fused == IN_GRAPH else 3  # Triton's interpreter is slow

@@ -84,9 +84,7 @@ def _check_groups(world, group, cases):
 
 
 def _check_checkpoints(world, folder):
-    """Moves a state from groups to one group and back, whole and in shards; bit for bit if the
-    layout is the same.
-    """
+    """Moves a state from groups to one group and back, whole and in shards; bit for bit if the layout is the same."""
     _, step = _step(world, "fp64", 2, 2, optimizer="lans")
     _train(world, step, 2, range(2))
     whole = [step.state_dict()]

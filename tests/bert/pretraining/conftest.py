@@ -1,7 +1,5 @@
 """Runs of one trial, in one folder of results and one of checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

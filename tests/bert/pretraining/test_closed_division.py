@@ -1,8 +1,4 @@
-"""The closed division refuses every value that its rules fix, before anything starts and all at
-once.
-"""
-
-from __future__ import annotations
+"""The closed division refuses every value that its rules fix, before anything starts and all at once."""
 
 import json
 
@@ -33,9 +29,7 @@ LARGE = {
 
 @pytest.fixture
 def closed(tmp_path):
-    """closed(model_changes, **variables) -> the Config of a closed run of 8 x 48 packed rows, with
-    these changes.
-    """
+    """closed(model_changes, **variables) -> the Config of a closed run of 8 x 48 packed rows, with these changes."""
 
     def make(model: dict | None = None, **changes: str) -> PretrainingConfig:
         (tmp_path / "bert_config.json").write_text(json.dumps(LARGE | (model or {})))
@@ -246,9 +240,7 @@ def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_
 
 @pytest.fixture
 def manifest(prepared, tmp_path, monkeypatch):
-    """manifest(**changes) writes the prepared-packed.json of the benchmark's data, with these
-    changes.
-    """
+    """manifest(**changes) writes the prepared-packed.json of the benchmark's data, with these changes."""
     paths = list(tmp_path.glob("*/*.hdf5"))
     digests = [open_records(path)[1].content_digest for path in paths]
     names = [str(path.relative_to(tmp_path)) for path in paths]

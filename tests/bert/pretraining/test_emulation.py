@@ -1,7 +1,5 @@
 """EMULATE_RANKS: one rank of many, alone, which is never taken for a result."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@ refuses the run refuses with the same line. For every kind of data, weights and 
 bring.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 batch can be left out by its number, and the best checkpoint is kept beside the newest.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading

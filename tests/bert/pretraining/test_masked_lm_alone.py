@@ -1,8 +1,4 @@
-"""NSP=0: masked-LM alone trains, resumes, is evaluated and exported as BertForMaskedLM, without any
-word of pairs.
-"""
-
-from __future__ import annotations
+"""NSP=0: masked-LM alone trains, resumes, is evaluated and exported as BertForMaskedLM, without any word of pairs."""
 
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """The memory estimate of --check, against that of a step on this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from types import SimpleNamespace
@@ -90,9 +88,7 @@ def test_the_estimate_holds_on_each_of_two_ranks():
 
 
 def _mean_length(batch):
-    """Of the sequence in which a token is, on average: the probabilities of attention are as many
-    as that.
-    """
+    """Of the sequence in which a token is, on average: the probabilities of attention are as many as that."""
     lengths = batch.cu_seqlens.diff().double()
     return float(lengths.square().sum() / lengths.sum())
 

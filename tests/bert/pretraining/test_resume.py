@@ -1,8 +1,4 @@
-"""RESUME=1 on another number of ranks: each step has the rows that it would have had, and gives the
-same weights.
-"""
-
-from __future__ import annotations
+"""RESUME=1 on another number of ranks: each step has the rows that it would have had, and gives the same weights."""
 
 import math
 

@@ -10,8 +10,6 @@ exit status and last line are true. A few orders in the suite; more by
     python -m pytest tests/bert/pretraining/test_run_states.py -m slow [--hypothesis-seed=N]
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

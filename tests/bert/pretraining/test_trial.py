@@ -1,9 +1,6 @@
-"""A trial's files are its own: no byte of a finished or foreign one changes, whatever is refused; what
-tells a run from another one, in its folder, in its checkpoints and between its ranks; and what a log
-says of itself is so.
+"""A trial's files are its own: no byte of a finished or foreign one changes, whatever is refused; what tells a run from
+another one, in its folder, in its checkpoints and between its ranks; and what a log says of itself is so.
 """
-
-from __future__ import annotations
 
 import json
 import os

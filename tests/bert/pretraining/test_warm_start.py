@@ -5,8 +5,6 @@ of an undisturbed run.
 The whole tour, of run_pretraining.sh and at ten moments, is in tests/launch/test_pretraining.py.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 
@@ -91,9 +89,7 @@ def _stands(command):
 
 
 def run(environ, folder, moments):
-    """The trainer to its end; before, it is killed at each moment, when such a file is there, and
-    begun again.
-    """
+    """The trainer to its end; before, it is killed at each moment, when such a file is there, and begun again."""
     base = folders(folder.parent, folder.name)
     base |= {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "RESUME": "1"}
     for pattern in [*moments, None]:

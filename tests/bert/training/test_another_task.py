@@ -1,8 +1,4 @@
-"""A task unknown to the package trains like pretraining: eagerly, sharded over ranks, accumulated,
-resumed.
-"""
-
-from __future__ import annotations
+"""A task unknown to the package trains like pretraining: eagerly, sharded over ranks, accumulated, resumed."""
 
 import dataclasses
 from typing import NamedTuple

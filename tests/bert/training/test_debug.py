@@ -1,8 +1,4 @@
-"""CAPTURE: tensors by module in the order of the step, compared; PROFILE_STEPS: a trace of the
-chosen steps.
-"""
-
-from __future__ import annotations
+"""CAPTURE: tensors by module in the order of the step, compared; PROFILE_STEPS: a trace of the chosen steps."""
 
 import json
 

@@ -1,9 +1,6 @@
-"""Steps and evaluations at fixed sizes: a padded batch trains as the plain one, warming up changes no
-state; evaluation in fp8 computes what training would with the current weights, and does not affect
-training.
+"""Steps and evaluations at fixed sizes: a padded batch trains as the plain one, warming up changes no state; evaluation
+in fp8 computes what training would with the current weights, and does not affect training.
 """
-
-from __future__ import annotations
 
 import copy
 import dataclasses
@@ -240,9 +237,7 @@ def test_evaluation_batches_hold_every_sequence_once_and_fit(count, batch_size, 
 
 @pytest.mark.parametrize(("num_ranks", "batch_size"), [(8, 16), (8, 48), (1, 48)])
 def test_evaluation_batches_are_full_and_ranks_have_equal_shares(num_ranks, batch_size):
-    """10,000 sequences of Wikipedia's lengths: no rank takes a batch more than the tokens need, but
-    for one in 100.
-    """
+    """10,000 sequences of Wikipedia's lengths: no rank takes a batch more than the tokens need, but for one in 100."""
     records = synthetic_records(10_100, 512, 30_522, packed=False, seed=9)
     room = evaluation_room(batch_size, 512)
     shares = [share(records, 10_000, rank, num_ranks) for rank in range(num_ranks)]

@@ -2,8 +2,6 @@
 fp8 has one set of scales, so that rank 0's checkpoint resumes every rank exactly.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -1,8 +1,4 @@
-"""The figures of a run: means, speeds and the time left; and their sinks, none of which can stop a
-run.
-"""
-
-from __future__ import annotations
+"""The figures of a run: means, speeds and the time left; and their sinks, none of which can stop a run."""
 
 import json
 import sys

@@ -7,8 +7,6 @@ LAMB with its list of parameters that are not decayed, and the learning rate wit
 polynomial decay of MLCommons' reference.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -79,9 +77,7 @@ def _train(world, folder):
 
 
 def _rate(step):
-    """With n steps done before: base n / warm-up, then a line from the base at step 0 to 0 at the
-    end.
-    """
+    """With n steps done before: base n / warm-up, then a line from the base at step 0 to 0 at the end."""
     n = step - 1
     return BASE_RATE * (n / WARMUP if n < WARMUP else 1 - n / (NUM_STEPS + 5))
 

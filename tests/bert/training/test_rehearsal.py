@@ -1,8 +1,4 @@
-"""REHEARSAL=1 trains the start of a closed run, and the review compares it with a band: all of it
-on a CPU.
-"""
-
-from __future__ import annotations
+"""REHEARSAL=1 trains the start of a closed run, and the review compares it with a band: all of it on a CPU."""
 
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The learning-rate rule at its edges; expected values by hand from the published rule."""
 
-from __future__ import annotations
-
 import pytest
 
 from bert.training.schedule import RULES, ScheduleConfig, describe, learning_rate

@@ -1,7 +1,5 @@
 """A step's arithmetic: overflow, clipping, accumulation, sharded runs of ``python -m bert``."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -93,9 +91,7 @@ def test_gradient_clipped_by_nan_leaves_nothing_behind(tiny, make_records, batch
 
 
 class _Watch(TorchDispatchMode):
-    """Counts operators, and those that wait for the device or copy from the host, which a graph
-    cannot record.
-    """
+    """Counts operators, and those that wait for the device or copy from the host, which a graph cannot record."""
 
     WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "index.Tensor", "index_put")  # fmt: skip
 

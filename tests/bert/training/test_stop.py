@@ -2,8 +2,6 @@
 from which the next run continues bit for bit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -37,9 +35,7 @@ NO_EVALUATION = {"EVAL_ITER_START_SAMPLES": "99999999", "LOG_EVERY_STEPS": "1"}
 
 
 def impatient() -> None:
-    """A small model would finish before ranks ask each other, or a signal arrives: it pauses after
-    a progress line.
-    """
+    """A small model would finish before ranks ask each other, or a signal arrives: it pauses after a progress line."""
     stop.AGREEMENT_SECONDS = 0.0
     write, said = sys.stderr.write, []
 
@@ -57,9 +53,7 @@ def impatient() -> None:
 
 
 def _stopped(environment, ranks, receiver, number, at):
-    """Starts the ranks, signals one of them when rank 0 has printed step ``at``; (exit statuses,
-    stderr of rank 0).
-    """
+    """Starts the ranks, signals one of them when rank 0 has printed step ``at``; (exit statuses, stderr of rank 0)."""
     environment = environment | {
         "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()),
         "GLOO_SOCKET_IFNAME": "lo", "PATH": os.environ["PATH"], "STANDS_AFTER": f"step {at:>6}/",

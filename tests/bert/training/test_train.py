@@ -1,7 +1,5 @@
 """Whole runs of ``python -m bert``: resuming, ranks, warm-up, evaluation, the MLPerf log."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -141,9 +139,7 @@ OVERFLOWING = {1, 2, 5, 8, 9, 12}
 
 
 def _train_with_overflows(environment, monkeypatch, overflow):
-    """Trains in this process with a loss scale; the batches in OVERFLOWING overflow, or are left
-    out of the data.
-    """
+    """Trains in this process with a loss scale; the batches in OVERFLOWING overflow, or are left out of the data."""
     take, build = train.TrainingData.next_step, train.build
     number, count, trained = 0, iter(range(1, 99)), []
 

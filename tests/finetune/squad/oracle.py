@@ -1,9 +1,6 @@
-"""A slow, plain re-statement of how SQuAD's questions become windows and scores become answers, one
-character, word and window at a time. Written from its description, to check the vectorised one
-against; shares no code with it.
+"""A slow, plain re-statement of how SQuAD's questions become windows and scores become answers, one character, word and
+window at a time. Written from its description, to check the vectorised one against; shares no code with it.
 """
-
-from __future__ import annotations
 
 import math
 

@@ -1,7 +1,5 @@
 """Answers, their probabilities, "no answer" and scores equal a plain re-statement."""
 
-from __future__ import annotations
-
 import functools
 import json
 import random

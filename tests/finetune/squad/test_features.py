@@ -1,7 +1,5 @@
 """Windows equal a plain re-statement on articles that hold every trap of SQuAD's."""
 
-from __future__ import annotations
-
 import json
 import random
 

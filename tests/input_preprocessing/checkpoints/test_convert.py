@@ -1,6 +1,4 @@
-"""TensorFlow checkpoints are converted exactly without TensorFlow; damage and mismatches are
-reported by name.
-"""
+"""TensorFlow checkpoints are converted exactly without TensorFlow; damage and mismatches are reported by name."""
 
 import json
 import shutil
@@ -97,9 +95,7 @@ def test_conversion_accounts_for_every_variable(tmp_path, values):
 
 
 def test_gradient_accumulators_are_left_out(tmp_path, values):
-    """As the reference's checkpoint_add_gradacc.py names them: a slot of zeros beside every
-    variable.
-    """
+    """As the reference's checkpoint_add_gradacc.py names them: a slot of zeros beside every variable."""
     slots = {f"{name}/GradientAccumulator": 0 * value for name, value in values.items()}
     write_bundle(tmp_path / "model.ckpt-1", values | slots)
     found, left_out, _ = read_tensorflow(tmp_path / "model.ckpt-1")

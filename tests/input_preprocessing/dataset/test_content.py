@@ -1,6 +1,4 @@
-"""Inputs of a preparation are compared by content: only what depends on a changed input is
-remade.
-"""
+"""Inputs of a preparation are compared by content: only what depends on a changed input is remade."""
 
 import json
 import os
@@ -84,9 +82,7 @@ def interrupt(folder: Path) -> None:
 
 
 def test_text_files_that_were_swapped_are_made_again(fresh, packed, tmp_path):
-    """The names decide the order, so that finished instances of a swapped file are not taken for
-    its own.
-    """
+    """The names decide the order, so that finished instances of a swapped file are not taken for its own."""
     interrupt(fresh)
     texts = sorted((fresh / "download" / "results4").glob("part-*"))
     for source, target in ((texts[0], "x"), (texts[1], texts[0]), ("x", texts[1])):

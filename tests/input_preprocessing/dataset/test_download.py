@@ -1,6 +1,4 @@
-"""Downloads survive dropped connections and refuse wrong files, with a real server on loopback; SQuAD
-and GLUE, too.
-"""
+"""Downloads survive dropped connections and refuse wrong files, with a real server on loopback; SQuAD and GLUE, too."""
 
 import hashlib
 import http.server

@@ -1,6 +1,4 @@
-"""Instances equal the reference's: on its own output, and on unusual texts compared with a plain
-re-implementation.
-"""
+"""Instances equal the reference's: on its own output, and on unusual texts compared with a plain re-implementation."""
 
 import gzip
 import itertools

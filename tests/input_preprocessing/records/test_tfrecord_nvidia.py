@@ -1,6 +1,4 @@
-"""Exports are what other trainers read; third-party files become records of the same sequences, with
-digest and rows.
-"""
+"""Exports are what other trainers read; third-party files become records of the same sequences, with digest and rows."""
 
 import dataclasses
 import shutil

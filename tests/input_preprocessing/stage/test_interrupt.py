@@ -92,9 +92,7 @@ def work():
 def start(
     folder: Path, body: str, jobs: int = 2, shell: str = ""
 ) -> subprocess.Popen[str]:
-    """A process that runs `work` as a command runs a stage; ready to be interrupted when this
-    returns.
-    """
+    """A process that runs `work` as a command runs a stage; ready to be interrupted when this returns."""
     (folder / "slow.py").write_text(SLOW)
     for name, value in (
         ("{FOLDER}", folder),
@@ -168,9 +166,7 @@ def test_a_worker_that_is_half_started_leaves_no_traceback(tmp_path):
 
 
 def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path):
-    """Before a worker can end without a traceback it imports the main module: there its signals are
-    blocked.
-    """
+    """Before a worker can end without a traceback it imports the main module: there its signals are blocked."""
     process = start(tmp_path, STARTING + WORKERS)
     workers = numbers_in(tmp_path, 2)
     masks = [blocked(Path(f"/proc/{number}/status")) for number in workers]
@@ -182,9 +178,7 @@ def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path):
 
 
 def test_every_command_is_started_so(tmp_path):
-    """SIGINT while a stage waits for its input: the line names the stage, and nothing is
-    written.
-    """
+    """SIGINT while a stage waits for its input: the line names the stage, and nothing is written."""
     os.mkfifo(tmp_path / "pipe")
     options = ["--input", tmp_path / "pipe", "--outputdir", tmp_path / "out"]
     command = [sys.executable, "-m", "input_preprocessing", "corpus", *options]

@@ -1,6 +1,4 @@
-"""TFRecord files: byte for byte protobuf's own, read back as written, damage found by their
-checksums.
-"""
+"""TFRecord files: byte for byte protobuf's own, read back as written, damage found by their checksums."""
 
 import dataclasses
 import hashlib
@@ -92,9 +90,7 @@ def test_a_file_is_the_plain_encoding_and_reads_back(tmp_path, count, first_id):
 
 
 def test_the_references_instances_are_protobufs_own_bytes(shared, tmp_path):
-    """The digest is of the file after protobuf 7.36.2 parsed and serialised (deterministic) every
-    Example in it.
-    """
+    """The digest is of the file after protobuf 7.36.2 parsed and serialised (deterministic) every Example in it."""
     words = vocabulary.load(shared / "golden" / "vocab.txt")
     text = shared / "golden" / "en_a.txt"
     records, _ = instances.instances_of(text, words, SamplingConfig())

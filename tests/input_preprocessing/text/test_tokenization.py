@@ -1,6 +1,4 @@
-"""The tokenizer against an independent one on random Unicode, and against Python 3.7 on every code
-point.
-"""
+"""The tokenizer against an independent one on random Unicode, and against Python 3.7 on every code point."""
 
 import bisect
 import functools
@@ -76,9 +74,7 @@ def cased():
 
 
 def strings(count: int, seed: int, words: Vocabulary) -> Iterator[str]:
-    """Random text: any code points, even parts of the categories, a block, odd ones, tokens, long
-    words.
-    """
+    """Random text: any code points, even parts of the categories, a block, odd ones, tokens, long words."""
     rng, parts = random.Random(seed), list(by_category().values())
     kinds: list[Callable[[int], Iterable[str]]] = [
         lambda size: rng.choices(CHARACTERS, k=size),
@@ -95,9 +91,7 @@ def strings(count: int, seed: int, words: Vocabulary) -> Iterator[str]:
 
 
 def ours(texts: list[str], words: Vocabulary, lower_case: bool = True) -> Tokens:
-    """Tokens of each text; each line starts with an extra word, since lines without tokens would be
-    dropped.
-    """
+    """Tokens of each text; each line starts with an extra word, since lines without tokens would be dropped."""
     lines = "\n".join(f"the {text}" for text in texts)
     found = tokenize(lines.encode(), words, lower_case)
     ends = found.segment_offsets
@@ -114,9 +108,7 @@ def theirs(texts: list[str], words: Vocabulary, lower_case: bool = True) -> Toke
 
 
 def is_dropped(text: str) -> bool:
-    """Holds unassigned or private characters: transformers drops all of category C, the reference
-    Cc and Cf only.
-    """
+    """Holds unassigned or private characters: transformers drops all of category C, the reference Cc and Cf only."""
     return any(unicodedata.category(char) in ("Cn", "Co") for char in text)
 
 
@@ -142,9 +134,7 @@ def known_in(tokens: Tokens, words: Vocabulary) -> int:
 def compare(
     count: int, seed: int, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All differences from transformers' tokenizer are the two of docs/data.md, and each is there
-    for that reason.
-    """
+    """All differences from transformers' tokenizer are the two of docs/data.md, and each is there for that reason."""
     texts = [text for text in strings(count, seed, words) if not is_newer(text)]
     assert len(texts) > 0.7 * count  # the fewer, the newer the Python
     plain = [text for text in texts if not is_dropped(text)]
@@ -163,9 +153,7 @@ def test_random_unicode_gives_the_tokens_of_transformers(words, monkeypatch):
 
 
 def test_where_case_is_kept_letters_and_accents_stay_as_they_are(cased, monkeypatch):
-    """As transformers' tokenizer, but for what the reference does not do: composed forms (NFC), all
-    of category C.
-    """
+    """As transformers' tokenizer, but for what the reference does not do: composed forms (NFC), all of category C."""
     stand_in = SimpleNamespace(
         category=unicodedata.category, normalize=lambda form, text: text
     )
@@ -188,9 +176,7 @@ def test_100_000_strings_give_the_tokens_of_transformers(words, monkeypatch, see
 
 
 def digest_of_words(wanted: Callable[[int], bool]) -> str:
-    """Digest of the words of a text in which each code point stands at a word's start, middle and
-    end.
-    """
+    """Digest of the words of a text in which each code point stands at a word's start, middle and end."""
     digest = hashlib.sha256()
     for char in map(chr, filter(wanted, POINTS)):
         text = normalise(f"a{char}\u03a3 {char}b{char}\u0301\u0327 A\u03a3{char}.")
@@ -218,9 +204,7 @@ def test_a_text_of_more_odd_words_than_a_block_is_the_sum_of_its_lines(words):
 
 
 def test_all_scripts_are_split_as_by_python_3_7():
-    """The digest is that of the words which oracle.basic_tokens gives on Python 3.7.16 (Unicode
-    11.0).
-    """
+    """The digest is that of the words which oracle.basic_tokens gives on Python 3.7.16 (Unicode 11.0)."""
     found = digest_of_words(is_script)
     assert found == "783fff2a3661604cbc3c1df3abf1ce3bc8a519e7985acbbea7da5a690638e23e"
 

@@ -93,9 +93,7 @@ FILLERS = 40_000
 
 @pytest.mark.slow  # compiles every stage for int32
 def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(tmp_path):
-    """The instances are the plain restatement's; shards, evaluation set, audit and batches have the
-    same ids.
-    """
+    """The instances are the plain restatement's; shards, evaluation set, audit and batches have the same ids."""
     data = tmp_path / "data" / "download"
     (data / "results4").mkdir(parents=True)
     documents = made_up_documents(20)

@@ -136,9 +136,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 @pytest.fixture
 def telling(monkeypatch):
-    """Takes sequences of 60 tokens, the longest of these tests, as long enough to be known
-    again.
-    """
+    """Takes sequences of 60 tokens, the longest of these tests, as long enough to be known again."""
     monkeypatch.setattr(audit, "TELLING_MASKS", 9)
 
 

@@ -352,9 +352,7 @@ WRITTEN = {
 
 @pytest.fixture
 def tree(tmp_path):
-    """Seven made-up files of WikiExtractor's, of which only the size counts, and their
-    sentences.
-    """
+    """Seven made-up files of WikiExtractor's, of which only the size counts, and their sentences."""
     generator = random.Random(5)
     for number in range(7):
         folder = tmp_path / "text" / ("AA" if number < 4 else "AB")

@@ -1,6 +1,4 @@
-"""Wiki mark-up becomes the sentences that a reader sees, without templates, tables, references and
-lists.
-"""
+"""Wiki mark-up becomes the sentences that a reader sees, without templates, tables, references and lists."""
 
 import sys
 

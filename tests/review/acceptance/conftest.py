@@ -1,7 +1,5 @@
 """An acceptance test's folder, judged by the command that users type."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

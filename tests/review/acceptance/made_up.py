@@ -1,7 +1,5 @@
 """Synthetic records of an acceptance test."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -31,9 +29,7 @@ def joined(tables: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def all_reduces(nodes, per_node, generator, network, links) -> dict[str, np.ndarray]:
-    """All-reduces of pairs of nodes (three per meeting), of each node and of all ranks; arguments
-    as in ``make``.
-    """
+    """All-reduces of pairs of nodes (three per meeting), of each node and of all ranks; arguments as in ``make``."""
     rows: list[tuple] = []
     for a, b in combinations(range(nodes), 2):
         factor = network * np.prod([links.get(key, 1.0) for key in (a, b, (a, b))])

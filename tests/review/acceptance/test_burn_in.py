@@ -1,7 +1,5 @@
 """The verdict on a burn-in, by its nodes' journals, while it runs and when it is over."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

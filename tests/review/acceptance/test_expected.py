@@ -2,8 +2,6 @@
 train and its place among published results, or why there is nothing to compare.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 

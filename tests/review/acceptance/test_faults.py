@@ -1,8 +1,4 @@
-"""A GPU with throttling, errors or a narrow bus is named with the reason; missing data accuse
-nobody.
-"""
-
-from __future__ import annotations
+"""A GPU with throttling, errors or a narrow bus is named with the reason; missing data accuse nobody."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Many machines over time: a baseline by kind, each machine's place and history; JSON, Prometheus."""
 
-from __future__ import annotations
-
 import json
 import re
 

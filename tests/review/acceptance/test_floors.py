@@ -1,7 +1,5 @@
 """One machine without peers is judged by what its GPUs' datasheets say."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import permutations

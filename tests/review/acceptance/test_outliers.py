@@ -1,8 +1,4 @@
-"""Which ranks are named, depending on noise of rounds, rounds with lost time, and number of
-comparisons.
-"""
-
-from __future__ import annotations
+"""Which ranks are named, depending on noise of rounds, rounds with lost time, and number of comparisons."""
 
 import numpy as np
 import pytest
@@ -25,9 +21,7 @@ def slow(values, comparisons=COMPARISONS, **levels) -> list[str]:
 
 
 def named(factor: float, noise: float) -> list[list[str]]:
-    """Names found in each of many tests in which rank 1 is slower by a factor and every round has
-    ``noise``.
-    """
+    """Names found in each of many tests in which rank 1 is slower by a factor and every round has ``noise``."""
     generator, found = np.random.default_rng(1), []
     for _ in range(TESTS):
         speed = 1 + 0.01 * generator.standard_normal(RANKS)

@@ -1,8 +1,4 @@
-"""The page of an acceptance test: outliers, heat maps, timelines; it loads nothing from
-elsewhere.
-"""
-
-from __future__ import annotations
+"""The page of an acceptance test: outliers, heat maps, timelines; it loads nothing from elsewhere."""
 
 import html
 import json

@@ -1,7 +1,5 @@
 """Inventory and health of nodes: the odd one is named, past faults and link errors are reported."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rates of other tools: the slow node, GPU, link or size is named, and what is missing is not tested."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -16,9 +14,7 @@ NCCL, SIZES = "all_reduce_perf", (1 << 20, 1 << 30)
 
 
 def records(nodes=4, per_node=2, slow=()):
-    """Synthetic nodes with measurements of tools. slow: (test, rank) that takes a fifth more
-    time.
-    """
+    """Synthetic nodes with measurements of tools. slow: (test, rank) that takes a fifth more time."""
     found, noise = make(nodes, per_node), np.random.default_rng(0)
     copies = [(name, -1) for name in HOST]
     copies += [(PAIRS, peer) for peer in range(per_node)]

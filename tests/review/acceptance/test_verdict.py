@@ -2,8 +2,6 @@
 pass; the slower, the surer.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import combinations
 

@@ -1,8 +1,4 @@
-"""What is not BERT-large trained to the target is shown apart: never ranked, never official,
-whatever it says.
-"""
-
-from __future__ import annotations
+"""What is not BERT-large trained to the target is shown apart: never ranked, never official, whatever it says."""
 
 import pytest
 

@@ -1,7 +1,5 @@
 """Estimated times to train are as far from published ones as the docs say, and have their place."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

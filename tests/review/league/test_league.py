@@ -2,8 +2,6 @@
 ones; their table is made from checkouts alone, and says what they lack.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

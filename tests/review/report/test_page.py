@@ -1,7 +1,5 @@
 """The results page is self-contained, valid, complete and safe to open, whatever the logs hold."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

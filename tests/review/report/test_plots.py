@@ -1,7 +1,5 @@
 """Charts show the numbers of the logs: nothing invented, nothing left out."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

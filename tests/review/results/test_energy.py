@@ -2,8 +2,6 @@
 one from the power files of a run.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -27,9 +25,7 @@ def event(key, value, time_ms, **about):
 
 
 def measurement(start, stop, seed, efficiency=None, stops=True):
-    """A node's power file: an uneven reading about every second, in disorder as several writers
-    leave them.
-    """
+    """A node's power file: an uneven reading about every second, in disorder as several writers leave them."""
     chance = random.Random(seed)
     drawn, times = lambda: 8000 + 1000 * chance.random(), range(start + 700, stop, 970)
     lines = [event("power_reading", drawn(), time) for time in times]
@@ -125,9 +121,7 @@ def write_log(path, sustained=None):
 
 @pytest.fixture
 def measure(tmp_path):
-    """measure({node: [(seconds after run_start, watts)]}) -> folder of a result, as packages hold
-    it.
-    """
+    """measure({node: [(seconds after run_start, watts)]}) -> folder of a result, as packages hold it."""
 
     def measure(nodes, source="ipmi", efficiency=1.0, sustained=None):
         (tmp_path / "samples").mkdir()

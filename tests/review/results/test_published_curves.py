@@ -1,9 +1,6 @@
-"""Published runs are within the bands, which are interpolated between their points; a run that
-converges differently is reported while it runs; a rehearsal is go if it starts like published
-ones, else it has the most likely cause.
+"""Published runs are within the bands, which are interpolated between their points; a run that converges differently is
+reported while it runs; a rehearsal is go if it starts like published ones, else it has the most likely cause.
 """
-
-from __future__ import annotations
 
 import pytest
 

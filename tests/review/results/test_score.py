@@ -2,8 +2,6 @@
 of a batch size, and `show` what it asks of results.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 
@@ -105,9 +103,7 @@ def test_every_obstacle_to_an_official_score_is_named(submission):
 def test_a_run_that_continued_after_a_restart_has_no_time_and_every_command_says_so(
     submission, command, tmp_path
 ):
-    """Its run_start is the restart's, so that run_stop minus run_start leaves out the time
-    before.
-    """
+    """Its run_start is the restart's, so that run_stop minus run_start leaves out the time before."""
 
     def continued(events):
         at = next(i for i, event in enumerate(events) if event["key"] == "run_start")

@@ -1,7 +1,5 @@
 """The fast compliance check agrees with the official one."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,8 +1,4 @@
-"""A package is what MLCommons takes: official checkers pass, the code is the commit that ran, whole
-or not at all.
-"""
-
-from __future__ import annotations
+"""A package is what MLCommons takes: official checkers pass, the code is the commit that ran, whole or not at all."""
 
 import argparse
 import hashlib

@@ -1,7 +1,5 @@
 """setup.sh, the script that a submission's reviewer runs first."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,4 @@
-"""A system description has what can be probed, no blanks that crash the official tools, and passes
-them.
-"""
-
-from __future__ import annotations
+"""A system description has what can be probed, no blanks that crash the official tools, and passes them."""
 
 import json
 from pathlib import Path

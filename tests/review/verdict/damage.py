@@ -1,7 +1,5 @@
 """Ways to break a submission, and the official verdict on what is left."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -63,9 +61,7 @@ def duplicate(source: Path, target: Path) -> Path:
 
 
 def official(organization: Path) -> bool:
-    """The package checker's verdict on a copy, without any of this project's code; a crash is a
-    failure.
-    """
+    """The package checker's verdict on a copy, without any of this project's code; a crash is a failure."""
     pipes = {path.name for path in organization.rglob("*") if path.is_fifo()}
     if any(name.startswith(("result_", "package_", "dgx")) for name in pipes):
         return False  # it would wait for their writers

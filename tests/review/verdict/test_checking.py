@@ -1,7 +1,5 @@
 """`check` agrees with the official tools, explains their verdict, and finds what they miss."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

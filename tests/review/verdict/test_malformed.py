@@ -1,8 +1,4 @@
-"""Whatever a file holds, every command ends with an exit code and at most one line of error: never
-a traceback.
-"""
-
-from __future__ import annotations
+"""Whatever a file holds, every command ends with an exit code and at most one line of error: never a traceback."""
 
 import json
 import os
@@ -197,9 +193,7 @@ def test_evaluations_logged_after_the_run_keep_their_times(tmp_path, run_all, co
 
 
 def earlier_round(log):
-    """The log as ruleset 2.0.0 wants it: epsilon of another name, and every tensor of BERT-large
-    initialised.
-    """
+    """The log as ruleset 2.0.0 wants it: epsilon of another name, and every tensor of BERT-large initialised."""
     rules = package_folder() / "compliance_checker/training_2.0.0/closed_bert.yaml"
     tensors = re.findall(r'"((?:bert|cls)/[^"]+)"', rules.read_text())
     log.drop("opt_lamb_epsilon", "weights_initialization")

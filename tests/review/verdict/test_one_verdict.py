@@ -3,8 +3,6 @@ of folders damaged by seed (events, bytes, places, numbers, power files, the run
 none is accepted, none stops a command, and no two commands disagree.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -104,9 +102,7 @@ WAYS += (_change_power, _change_numbers)
 
 
 def is_of_the_benchmark(folder):
-    """Whether config.json, read without this project's code, is of BERT-large trained to 0.720 on
-    real data.
-    """
+    """Whether config.json, read without this project's code, is of BERT-large trained to 0.720 on real data."""
 
     def told(record):
         names = [(section, name) for section in RECORD for name in RECORD[section]]

@@ -2,8 +2,6 @@
 kinds, categories; power files of another run, or without a usable energy.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import re
