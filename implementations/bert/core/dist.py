@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as distributed
@@ -365,13 +365,14 @@ class World:
         if not self.joined:
             return None
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
-        _left.append(
-            # Otherwise new_group is a collective of all ranks, not of the group's alone.
-            group := distributed.new_group(
-                [*ranks], timeout=timeout, use_local_synchronization=True
-            )
+        # Otherwise new_group is a collective of all ranks, not of the group's alone.
+        group = distributed.new_group(
+            [*ranks], timeout=timeout, use_local_synchronization=True
         )
-        return group
+        # As this process is one of ranks.
+        member = cast(distributed.ProcessGroup, group)
+        _left.append(member)
+        return member
 
     def reduce_scatter(
         self,

@@ -93,12 +93,8 @@ def same_memory(a: Tensor, b: Tensor) -> bool:
         a.untyped_storage()._cdata == b.untyped_storage()._cdata
         and a.storage_offset() == b.storage_offset()
     )
-    return (
-        shares
-        and a.dtype == b.dtype
-        and a.shape == b.shape
-        and a.stride() == b.stride()
-    )
+    alike = a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+    return bool(shares and alike)
 
 
 class _Joined(torch.autograd.Function):
