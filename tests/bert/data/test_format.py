@@ -2,6 +2,10 @@
 hashlib, catch lost or doubled sequences.
 """
 
+from __future__ import (
+    annotations,
+)  # types of a program's fields are texts, as in records.py
+
 import argparse
 import dataclasses
 import hashlib
