@@ -2,9 +2,8 @@
 hashlib, catch lost or doubled sequences.
 """
 
-from __future__ import (
-    annotations,
-)  # types of a program's fields are texts, as in records.py
+# The fields of a program of version 2 have texts as types, as in records.py.
+from __future__ import annotations
 
 import argparse
 import dataclasses
