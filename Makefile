@@ -3,6 +3,8 @@ SHELL := /bin/bash
 CORPUS ?=
 DEMO_DIR ?= demo
 VENV ?= .venv
+# Processes of tests, which wait a third of their time and take up to 1.7 GB each.
+WORKERS ?= $(shell cpus=$$(nproc); echo $$((cpus < 6 ? cpus + 2 : 8)))
 RUN := $(VENV)/.run-ready
 DEV := $(VENV)/.dev-ready
 DEEPSPEED := $(VENV)/.deepspeed-ready
@@ -41,7 +43,7 @@ pretrain-demo: $(RUN)
 ## make test              lint and the CPU tests side by side, about nine minutes on 2 cores
 test: $(DEV)
 	@$(RUFF)
-	@($(LINT)) & $(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed and not journey'; \
+	@($(LINT)) & $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed and not journey'; \
 	tests=$$?; wait $$! || { echo 'make test: lint failed, see above' >&2; exit 1; }; exit $$tests
 
 ## make test-pythons      make test with every Python from 3.10 to 3.14 found on PATH, in pyenv or in /usr/bin
