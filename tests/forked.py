@@ -26,15 +26,9 @@ from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-import torch
-
 from . import held
 
-PRELOADED = [
-    "pytest", "h5py", "mlperf_logging.mllog", "bert.data.compiled", "bert.pretraining.train",
-    # What --check and torch.testing.assert_close import, SymPy among it: a second of a core.
-    "torch.distributed.tensor", "torch.distributed.run", "finetune.train", "certify.burn_in",
-]  # fmt: skip
+PRELOADED = ["tests.preloaded"]
 
 
 def hidden_gpus() -> dict[str, str]:
@@ -52,7 +46,8 @@ def context() -> ForkServerContext:
 
 def _set_threads(environ: Mapping[str, str]) -> None:
     """As PyTorch has read them when it was imported."""
-    torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
 
 
 def _become(
@@ -141,12 +136,17 @@ def run(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 CLIENT = """
 import _signal, _socket, os, sys
 words = sys.argv[1:]
-if "-c" in words[:1] or words[:1] == ["-S"]:
+def execute():
     os.execv({python!r}, [{python!r}, *words])
+if words[:1] in (["-c"], ["-S"]) and "hdf5" not in words[-1]:
+    execute()
 signals = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGQUIT)
 ignored = [int(one) for one in signals if _signal.getsignal(one) == _signal.SIG_IGN]
 server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-server.connect({address!r})
+try:
+    server.connect({address!r})
+except OSError:  # a test that failed has ended it
+    execute()
 streams = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
 told = repr((words, dict(os.environ), os.getcwd(), ignored, os.sched_getaffinity(0))).encode("utf-8", "surrogateescape")
 server.sendmsg([len(told).to_bytes(8, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
@@ -163,6 +163,11 @@ os._exit(status)
 """
 
 
+def client_of(address: str) -> str:
+    """The script that has a server at this address run its words."""
+    return CLIENT.format(python=sys.executable, address=address)
+
+
 def interpreter(folder: Path) -> Path:
     """A program that a shell script can call instead of Python, with a module or a script, while
     this process lives.
@@ -170,7 +175,7 @@ def interpreter(folder: Path) -> Path:
     Not for what is told of a process by others: its name, its group, its environment in /proc.
     """
     with _listener(folder) as listener:
-        context().Process(target=_serve, args=(listener,), daemon=True).start()
+        context().Process(target=serve, args=(listener,), daemon=True).start()
     return folder / "python"
 
 
@@ -181,7 +186,7 @@ def interpreter_with(
     """The same within a ``with``, forked from a Python that is started with ``environ`` and imports ``preloaded``."""
     script = f"import {', '.join(preloaded)}\nimport socket, sys\nsys.path.append({str(Path(__file__).parents[1])!r})\n"
     with _listener(folder) as listener:
-        script += f"from tests import forked\nforked._serve(socket.socket(fileno={listener.fileno()}))\n"
+        script += f"from tests import forked\nforked.serve(socket.socket(fileno={listener.fileno()}))\n"
         command = [sys.executable, "-c", script]
         server = subprocess.Popen(command, env=environ, pass_fds=[listener.fileno()])
     try:
@@ -197,14 +202,14 @@ def _listener(folder: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(address))
     listener.listen(64)
-    client.write_text(CLIENT.format(python=sys.executable, address=str(address)))
+    client.write_text(client_of(str(address)))
     words = shlex.join([sys.executable, "-IS", str(client)])
     program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o755)
     return listener
 
 
-def _serve(listener: socket.socket) -> None:
+def serve(listener: socket.socket) -> None:
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:
@@ -258,13 +263,15 @@ def _status_of(words: list[str], environ: dict[str, str], folder: str) -> int:
         open(number, "w", buffering=1, closefd=False)  # noqa: SIM115
         for number in (1, 2)
     )
-    while words[0] != "-m" and words[0].startswith("-"):
+    while words[0] not in ("-m", "-c") and words[0].startswith("-"):
         words = words[2 if words[0] == "-X" else 1 :]
     sys.argv = words[words[0] == "-m" :]
     sys.path[:0] = environ.get("PYTHONPATH", "").split(os.pathsep)
     status: object = 0
     try:
-        if words[0] == "-m":
+        if words[0] == "-c":
+            exec(words[1], {"__name__": "__main__"})
+        elif words[0] == "-m":
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, str(Path(words[0]).resolve().parent))

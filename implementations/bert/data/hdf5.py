@@ -29,6 +29,8 @@ from common.process import limit_cpu
 # for 50 MB of values.
 _OPENING_SECONDS, _READING_SECONDS, _BYTES_PER_SECOND = 2, 10, 2_000_000
 
+PYTHON = [sys.executable]  # what runs the helper
+
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 
 
@@ -110,7 +112,7 @@ def _start() -> subprocess.Popen[bytes]:
     paths = [str(Path(__file__).parents[2]), *sys.path]
     code = f"import sys; sys.path[:] = {paths!r}; from bert.data.hdf5 import serve; serve()"
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-S", "-c", code], stdin=pipe, stdout=pipe)
+    return subprocess.Popen([*PYTHON, "-S", "-c", code], stdin=pipe, stdout=pipe)
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> str:
