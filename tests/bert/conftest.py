@@ -1,9 +1,11 @@
 """Small models, records and environments for the trainer's tests."""
 
 import dataclasses
+import importlib
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from bert.data.batch import make_batch
 from bert.data.format import write_records
 from bert.data.records import Metadata
 from bert.data.synthetic import synthetic_records
+from bert.kernels.support import triton_support
 from bert.model.config import BertConfig
 
 from .. import forked
@@ -31,6 +34,32 @@ LOG_EVERY_STEPS=2 DEVICE=cpu OMP_NUM_THREADS=1
 """
 SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2,
          "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": LENGTH}  # fmt: skip
+
+
+def _keep_the_language_interpreted():
+    """Triton's interpreter alters its language anew at each call of a kernel or of a part of one: half of its time."""
+    interpreter, tl = (
+        importlib.import_module("triton.runtime.interpreter"),
+        triton_support.tl,
+    )
+    plain, altered = interpreter._patch_lang, []
+
+    def alter(function):
+        seen = [
+            one
+            for one in (tl, tl.core)
+            if any(one is x for x in function.__globals__.values())
+        ]
+        if seen not in altered:
+            plain(function)
+            altered.append(seen)
+        return SimpleNamespace(restore=int)
+
+    interpreter._patch_lang = alter
+
+
+if triton_support.triton is not None and not torch.cuda.is_available():
+    _keep_the_language_interpreted()
 
 
 def pytest_collection_finish(session):
