@@ -2,14 +2,16 @@
 
 import json
 import random
+import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from review.logs.mllog import read_log
+from review.logs.mllog import TOKEN, read_log
 from review.logs.output import ERROR, ReviewError
 from review.results.run import run_of
+from review.rulebook import official
 from review.rulebook.compliance import check_compliance, rulesets
 
 from ..conftest import UNTIMED, LogWriter, official_compliance
@@ -153,3 +155,18 @@ def test_verdict_is_the_official_one_under_edits(seed, edits, tmp_path):
     run = run_of(read_log(path))
     assert run.compliant == official_compliance(path)
     assert run.compliant == (ERROR not in [one.severity for one in run.findings])
+
+
+PARTS = [TOKEN, ":::MLLOG", " ", "x", "{}", "\r", "\n", "\x85", "\u2028"]
+
+
+@settings(max_examples=200, **UNTIMED)
+@example(f"x\n{TOKEN}")
+@given(line=st.lists(st.sampled_from(PARTS), max_size=9).map("".join))
+def test_a_line_is_cut_as_the_official_tools_cut_it(line):
+    cut = (f".*{TOKEN}", TOKEN, line)
+    assert official.substitute(*cut) == re.sub(*cut)
+
+
+def test_the_official_tools_cut_their_lines_so():
+    assert official._fork(lambda _: re.sub)[0] is official.substitute
