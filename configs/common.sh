@@ -2,7 +2,8 @@
 # Last line of every config: restores your own exports, then derives names and times from them.
 
 # Name of the system: config_<DGXSYSTEM>.sh
-DGXSYSTEM=$(basename -- "${BASH_SOURCE[1]}" .sh)
+DGXSYSTEM=${BASH_SOURCE[1]##*/}
+DGXSYSTEM=${DGXSYSTEM%.sh}
 export DGXSYSTEM=${DGXSYSTEM#config_}
 exports::restore
 

@@ -40,6 +40,9 @@ def wikipedia_like_lengths(
     )
 
 
+@functools.lru_cache(
+    maxsize=2
+)  # trials in one process and tests ask for the same again
 def synthetic_records(
     num_rows: int, max_seq_length: int, vocab_size: int, packed: bool, seed: int
 ) -> Records:
@@ -59,17 +62,20 @@ def synthetic_records(
         row_offsets = offsets_of(sizes)
     # The reference's rule (create_pretraining_data.py): at least one, half rounded to even.
     counts = np.maximum(1, np.rint(lengths * 0.15)).astype(np.int64)
-    positions = [
-        # From 1 on, as position 0 is [CLS]; sorted, as in prepared records.
-        1 + np.sort(generator.choice(length - 1, size=count, replace=False))
+    chosen = [
+        generator.choice(length - 1, size=count, replace=False)
         for length, count in zip(lengths.tolist(), counts.tolist(), strict=True)
     ]
+    # Sorted within each sequence, as in prepared records: in one array, which is quicker.
+    begins = np.repeat(np.arange(len(counts)) * max_seq_length, counts)
+    positions = np.sort(begins + np.concatenate(chosen)) - begins
     dtype = id_dtype(vocab_size)
     return Records(
         input_ids=generator.integers(0, vocab_size, int(lengths.sum())).astype(dtype),
         sequence_offsets=offsets_of(lengths),
         segment_b_start=(lengths // 2).astype(np.int16),
-        masked_lm_positions=np.concatenate(positions).astype(np.int16),
+        # From 1 on, as position 0 is [CLS].
+        masked_lm_positions=(1 + positions).astype(np.int16),
         masked_lm_ids=generator.integers(0, vocab_size, int(counts.sum())).astype(
             dtype
         ),
