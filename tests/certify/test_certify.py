@@ -453,9 +453,9 @@ def test_the_data_set_is_read_past_the_page_cache_and_no_block_twice(
     flags, read = [], []
     opened, block = os.open, load_module.read_block
 
-    def count(path, how, *more):
+    def count(path, how, *more, **at):
         flags.append(how)
-        return opened(path, how, *more)
+        return opened(path, how, *more, **at)
 
     def note(*where):
         read.append(where)
