@@ -51,6 +51,19 @@ from . import leftovers  # noqa: E402 (of this checkout)
 SHARED = Path(os.environ.get("BERT_TEST_SHARED", REPOSITORY.parent / "shared"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spreads the tests of launch scripts, which mostly wait, among those that compute: each process of tests begins
+    with an equal part of this order."""
+    kinds: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        kinds["tests/launch/" in item.nodeid].append(item)
+    places: dict[Path, float] = {}
+    for kind in kinds.values():
+        for number, item in enumerate(kind):
+            places.setdefault(item.path, number / len(kind))  # a module stays together
+    items.sort(key=lambda item: places[item.path])
+
+
 def pytest_collection_finish() -> None:
     """Exempts all that is imported from garbage collection: each pass over these million objects takes 0.3 s."""
     gc.collect()
