@@ -4,7 +4,6 @@ import contextlib
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from bert.core.dist import World
 
@@ -73,6 +72,15 @@ class CUDAGraph(cuda_rules.CUDAGraph):
             launch()
 
 
+def _tensors(values):
+    """Of what operations take and return; torch.utils._pytree finds them more slowly."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)
+
+
 class _Recording(TorchDispatchMode):
     """Inside, operations run and are recorded; collectives are recorded alone."""
 
@@ -85,15 +93,14 @@ class _Recording(TorchDispatchMode):
         self.graph.cuda.call("launch")
         kwargs = kwargs or {}
         results = function(*args, **kwargs)
-        tensors = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor)]
-        given = [id(one) for one in tree_leaves((args, kwargs))]
+        tensors = [*_tensors(results)]
+        given = [id(one) for one in _tensors([*args, *kwargs.values()])]
         self.graph.cuda.allocated([one for one in tensors if id(one) not in given])
 
         def launch():
-            again = function(*args, **kwargs)
-            for old, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
-                # Else written in place, or a view.
-                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+            again = _tensors(function(*args, **kwargs))
+            for old, new in zip(tensors, again, strict=True):
+                if old.data_ptr() != new.data_ptr():  # else written in place, or a view
                     old.copy_(new)
 
         if "empty" not in function.name():  # memory, which the recording keeps

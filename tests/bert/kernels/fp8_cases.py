@@ -1,5 +1,6 @@
 """What the fp8 kernels are checked on: the casts against PyTorch's own, the casts in kernels against separate ones."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -77,8 +78,7 @@ def evaluation_differences(
 ) -> dict[str, float]:
     """Relative differences between an evaluation in fp8 and the forward pass of training without dropout, by name."""
     layer = _Chain(device, tokens, width, inner, "tanh", dropout=0.0)
-    trained = layer.run(in_kernels=True)
-    return _between(layer.run(in_kernels=True, evaluates=True), trained)
+    return _between(*(layer.results(evaluates) for evaluates in (True, False)))
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
@@ -98,8 +98,7 @@ def differences(
     The layer's chain from the end of its attention to the next layer's QKV product.
     """
     layer = _Chain(device, tokens, width, inner, approximate, dropout)
-    separate, together = layer.run(in_kernels=False), layer.run(in_kernels=True)
-    return _between(separate, together)
+    return _between(*(layer.trained(in_kernels) for in_kernels in (False, True)))
 
 
 def _between(found: dict[str, Tensor], others: dict[str, Tensor]) -> dict[str, float]:
@@ -126,22 +125,25 @@ class _Chain:
         upstream = (1e-4 * normal(tokens, size) for size in (3 * width, width))
         self.upstream = [gradient.bfloat16() for gradient in upstream]
         self.device, self.approximate, self.dropout = device, approximate, dropout
-        scaling = Scaling(3, self.device)
-        self._trained(scaling, in_kernels=False)
-        scaling.update(World(DistConfig(device="cpu")))
-        self.measured = scaling.state_dict()  # by a first step
 
-    def run(self, in_kernels: bool, evaluates: bool = False) -> dict[str, Tensor]:
-        """Results, and of training gradients and the magnitudes seen; an evaluation casts in the kernels."""
+    def _scaling(self) -> Scaling:
+        """As after a step that has seen about these magnitudes, of inputs, weights and gradients."""
         scaling = Scaling(3, self.device)
-        scaling.load_state_dict(self.measured)
-        if not evaluates:
-            return self._trained(scaling, in_kernels)
-        with scaling.evaluation(), torch.no_grad():
-            result, _, qkv = self._forward(scaling, in_kernels, held=True)
+        scaling.largest[:] = torch.tensor([8.0, 0.25, 1e-3])
+        scaling.update(World(DistConfig(device="cpu")))
+        return scaling
+
+    def results(self, evaluates: bool) -> dict[str, Tensor]:
+        """Of a forward pass that casts in the kernels, of an evaluation or of training."""
+        scaling = self._scaling()
+        mode = scaling.evaluation() if evaluates else contextlib.nullcontext()
+        with mode, torch.no_grad():
+            result, _, qkv = self._forward(scaling, True, held=evaluates)
         return {"result": result, "qkv": qkv}
 
-    def _trained(self, scaling: Scaling, in_kernels: bool) -> dict[str, Tensor]:
+    def trained(self, in_kernels: bool) -> dict[str, Tensor]:
+        """Results, gradients and the magnitudes seen."""
+        scaling = self._scaling()
         y, again, qkv = self._forward(scaling, in_kernels, held=False)
         leaves = [*self.leaves.values()]
         gradients = torch.autograd.grad([qkv, again], leaves, self.upstream)

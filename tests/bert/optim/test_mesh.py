@@ -2,6 +2,7 @@
 bits in each; what of a slice of the gradient is started when.
 """
 
+import functools
 import threading
 
 import numpy as np
@@ -48,15 +49,19 @@ def _step(world, precision, accumulate, group, **settings):
     return model, step_of(model, numerics, world, accumulate > 1, **shared, **settings)
 
 
+@functools.cache
+def _batches(accumulate, seed):
+    records = synthetic_records(2 * accumulate, LENGTH, VOCABULARY, False, seed)
+    rows = [np.arange(2 * n, 2 * n + 2) for n in range(accumulate)]
+    return [make_batch(records, row, LENGTH) for row in rows]
+
+
 def _train(world, step, accumulate, numbers):
     """Steps with dropout. Returns the norms."""
     norms = []
     for number in numbers:
         torch.manual_seed(100 * number + world.rank)
-        count, seed = 2 * accumulate, 10 * number + world.rank
-        records = synthetic_records(count, LENGTH, VOCABULARY, False, seed)
-        rows = [np.arange(2 * n, 2 * n + 2) for n in range(accumulate)]
-        batches = [make_batch(records, row, LENGTH) for row in rows]
+        batches = _batches(accumulate, 10 * number + world.rank)
         norms.append(step(batches, 0.01).norm.double())
     step.optimizer.gather()
     return torch.stack(norms)
@@ -104,16 +109,17 @@ def _check_checkpoints(world, folder):
         assert torch.equal(masters[name], expected)
     weights = {}
     for group in (2, world.size, 1):
-        for source, state in (("whole", whole[0]), ("shards", read)):
+        loaded = []
+        for state in (whole[0], read):
             model, resumed = _step(world, "fp64", 2, group, optimizer="lans")
             resumed.load_state_dict(state)
-            _train(world, resumed, 2, range(2, 4))
-            weights[group, source] = _weights(model)
-        assert torch.equal(weights[group, "whole"], weights[group, "shards"])
-        first = weights[2, "whole"]
-        assert (weights[group, "whole"] - first).norm() <= 1e-10 * first.norm()
+            loaded.append([*model.parameters(), *resumed.state_tensors()])
+        assert same(*loaded), "whole and in shards"
+        _train(world, resumed, 2, range(2, 4))
+        weights[group] = _weights(model)
+        assert (weights[group] - weights[2]).norm() <= 1e-10 * weights[2].norm()
     _train(world, step, 2, range(2, 4))
-    assert torch.equal(_weights(step.model), weights[2, "whole"])
+    assert torch.equal(_weights(step.model), weights[2])
 
 
 def _check_four(world, folder):

@@ -7,6 +7,7 @@ LAMB with its list of parameters that are not decayed, and the learning rate wit
 polynomial decay of MLCommons' reference.
 """
 
+import functools
 import itertools
 import math
 
@@ -35,6 +36,7 @@ KEY_BIAS = "attention.self.key.bias"  # its true gradient is 0
 # --- the trainer
 
 
+@functools.cache
 def _batch(step, rank, micro):
     seed = (step * NUM_RANKS + rank) * NUM_MICRO_BATCHES + micro
     records = synthetic_records(NUM_ROWS, LENGTH, VOCABULARY, packed=True, seed=seed)
