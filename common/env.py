@@ -16,6 +16,7 @@ environment.
 import contextlib
 import dataclasses
 import difflib
+import functools
 import math
 import operator
 import os
@@ -132,13 +133,17 @@ def env(
     )
 
 
+# The types of a class by field, kept: they stand in texts, which take milliseconds to evaluate.
+_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
+
+
 def variables(
     config_class: type,
 ) -> Iterator[tuple[dataclasses.Field[Any], Variable, type]]:
     """Yields (field, variable, plain type) for every variable a Config class and its nested Configs
     read.
     """
-    hints = typing.get_type_hints(config_class)
+    hints = _hints(config_class)
     for field in dataclasses.fields(config_class):
         # hints, as with postponed annotations field.type is a string.
         kind = hints[field.name]
@@ -154,7 +159,7 @@ def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT
     Raises ConfigError for a required variable that is unset, a value of the wrong type and one out
     of range.
     """
-    hints = typing.get_type_hints(config_class)
+    hints = _hints(config_class)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config_class):  # type: ignore[arg-type]
         kind = hints[field.name]

@@ -36,11 +36,12 @@ def test_certify_tells_how_to_start_it_and_see_its_results():
 
 
 @pytest.mark.parametrize("words", ["bert --variables", "review --help"])
-def test_a_closed_pipe_is_no_error(words):
+def test_a_closed_pipe_is_no_error(words, quick_python):
     read, written = os.pipe()
     os.close(read)
     with os.fdopen(written, "wb") as output:
-        line = [sys.executable, "-m", *words.split()]
+        python = quick_python if words.startswith("bert") else sys.executable
+        line = [python, "-m", *words.split()]
         done = subprocess.run(line, stdout=output, stderr=-1, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
