@@ -14,6 +14,7 @@ def _names() -> dict[str, dict[str, Any]]:
     return read_table(__file__, "accelerators.yaml")
 
 
+@cache
 def model_of(name: str | None) -> str:
     """The model of a GPU by the driver's name, such as H100 SXM of NVIDIA H100 80GB HBM3; empty for
     an unknown one.

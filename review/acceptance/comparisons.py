@@ -4,7 +4,7 @@ Four kinds: ``slow`` (time of a round), ``starved`` (time per CPU second), ``hes
 in pauses), ``network`` (all-reduces and other transfers). outliers.py judges each.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -181,14 +181,14 @@ def _stages(records: Records) -> dict[str, dict[str, np.ndarray]]:
     # Not pairs: they have few rounds, and `node` compares the same.
     for stage in [name for name in records.stages if name != "pairs"]:
         times = records.relative(stage)  # [ranks, rounds, steps]
-        by_kind["slow"][stage] = np.apply_along_axis(_typical, 2, times)
-        by_kind["hesitates"][stage] = np.apply_along_axis(_lost, 2, times)
+        by_kind["slow"][stage] = _of_steps(_typical, times)
+        by_kind["hesitates"][stage] = _of_steps(_lost, times)
         # CPU time of a GPU's process says nothing about the GPU.
         if records.on_cpus and stage in ALONE:
             cpu_seconds = np.maximum(records.by_step(stage, "cpu"), 1e-6)
             per_cpu_second = records.by_step(stage, *PARTS) / cpu_seconds
             times = per_cpu_second / np.nanmedian(per_cpu_second)
-            by_kind["starved"][stage] = np.apply_along_axis(_typical, 2, times)
+            by_kind["starved"][stage] = _of_steps(_typical, times)
     return by_kind
 
 
@@ -330,19 +330,32 @@ def _stretches(whole: Comparison) -> Iterator[Stretch]:
         )
 
 
-def _typical(times: np.ndarray) -> float:
+def _of_steps(
+    summary: Callable[[np.ndarray], np.ndarray], times: np.ndarray
+) -> np.ndarray:
+    """A summary of the known steps of each round: [ranks, rounds] of [ranks, rounds, steps]."""
+    # All rounds at once where none lacks a step, as most do: several times faster.
+    if not np.isnan(times).any():
+        return summary(times)
+    return np.apply_along_axis(lambda own: summary(known(own)), 2, times)
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """Over the last axis; nan of nothing."""
+    empty = np.full(values.shape[:-1], np.nan)
+    return np.asarray(np.mean(values, axis=-1)) if values.shape[-1] else empty
+
+
+def _typical(times: np.ndarray) -> np.ndarray:
     """Mean of the middle half: robust to a few disturbed steps like a median, with a smaller
     error.
     """
-    times = np.sort(known(times))
-    cut = len(times) // 4
-    middle = times[cut : len(times) - cut]
-    return float(np.mean(middle)) if len(middle) else np.nan
+    count = times.shape[-1]
+    cut = count // 4
+    return _mean(np.sort(times)[..., cut : count - cut])
 
 
-def _lost(times: np.ndarray) -> float:
+def _lost(times: np.ndarray) -> np.ndarray:
     """Fraction of time lost in steps beyond STALL of the typical one."""
-    times = known(times)
-    if not len(times):
-        return np.nan
-    return float(np.mean(np.clip(times / _typical(times) - STALL, 0, None)))
+    beyond = times / _typical(times)[..., None] - STALL
+    return _mean(np.clip(beyond, 0, None))

@@ -437,7 +437,9 @@ def members(name: str) -> list[str]:
 
 def _sum_of_squares(values: np.ndarray) -> float:
     """Of the distances to the mean."""
-    return float(np.sum((values - np.mean(values)) ** 2))
+    # Asked of every cut: without the checks of np.mean and np.sum, which take most of the time.
+    mean = np.add.reduce(values) / len(values)
+    return float(np.add.reduce((values - mean) ** 2))
 
 
 def slower_than_fastest(
