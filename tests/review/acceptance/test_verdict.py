@@ -29,7 +29,7 @@ def everywhere(*ranks: int, factor: float) -> dict[tuple[str, int], float]:
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (1, 8), (4, 2), (16, 1)])
 @pytest.mark.parametrize("noise", [{}, BUSY], ids=["quiet", "busy"])
 def test_on_healthy_machines_nobody_is_named(nodes, per_node, noise):
-    for seed in range(6):
+    for seed in range(4):
         assert judge(make(nodes, per_node, seed, **noise)).reasons() == []
 
 
@@ -257,7 +257,7 @@ def test_a_third_of_a_stage_is_enough_and_surer_the_slower(
     nodes, per_node, ranks, names, when
 ):
     chances = []
-    for factor in (1.1, 1.5, 2.0, 10.0):
+    for factor in (1.1, 1.5, 10.0):
         found, state, chance = partly(when, factor, ranks, nodes, per_node)
         assert (found, state) == (names, "fail"), factor
         chances.append(min(chance))
