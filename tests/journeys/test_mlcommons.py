@@ -15,7 +15,7 @@ from ..input_preprocessing.checkpoints.bundle_writer import write_bert
 from .conftest import STAGES, Shell, exported
 from .foreign import MODEL, instances, model_files, tfrecord
 
-CONVERT = f"{STAGES} convert_checkpoint --bert-config phase1/bert_config.json"
+CONVERT = "python -m input_preprocessing convert_checkpoint --bert-config phase1/bert_config.json"
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_their_files_are_taken_trained_on_and_evaluated(reference: Shell) -> Non
         f"cd {folder}\n"
         f"{CONVERT} --source tf1_ckpt --target phase1/model.ckpt-28252.pt\n"
         f"{STAGES} import_records --source tfrecord_dir --target hdf5/training-4320 --vocab-file phase1/vocab.txt\n"
-        f"{STAGES} evalset --source eval_intermediate --target eval/part_eval_10k.hdf5 --num-samples 20\n"
+        "python -m input_preprocessing evalset --source eval_intermediate --target eval/part_eval_10k.hdf5 --num-samples 20\n"
     )
     assert "the benchmark's has 514,241,279" in done.stderr, "not its TFRecords"
     site = "source env.sh\nsource configs/config_DGXA100_1x8x56x1.sh\n"

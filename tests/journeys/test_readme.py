@@ -18,10 +18,10 @@ TYPED: dict[str, str | None] = {
     "make test": None,  # this
     "make setup": None,  # by .ci/run
     "docker build": None,  # tests/test_dockerfile.py; no docker here
-    "input_preprocessing/prepare_data.sh --outputdir /data/bert": "input_preprocessing/prepare_data.sh --outputdir {home}/data "
+    "input_preprocessing/prepare_data.sh --outputdir /data/bert": "PYTHON={real} input_preprocessing/prepare_data.sh --outputdir {home}/data "
     "--packed-data --input {home}/text.txt --vocab-size 400 --layers 1 --hidden-size 64 --max-seq-length 64 "
     "--max-predictions-per-seq 10 --dupe-factor 3 --shards 2 --num-eval-samples 20 --jobs 1",
-    "./verify_dataset.sh": "./verify_dataset.sh {home}/data --jobs 1",
+    "./verify_dataset.sh": "PYTHON={real} ./verify_dataset.sh {home}/data --jobs 1",
     "export NEXP=10": "export NEXP=2",
     "source env.sh": "source env.sh",
     "make configs": "make -s configs VENV={venv}",
@@ -50,7 +50,7 @@ def test_every_command_of_the_readme_is_typed_in_order(shell: Shell, repository:
                  for c in ("big", "small", "green", "blue") for d in ("house", "river", "stone", "tree"))  # fmt: skip
     text = "".join(f"{s}\n" + "\n" * (n % 6 == 5) for n, s in enumerate(sentences))
     (shell.folder / "text.txt").write_text(text * 4)
-    places = {"home": shell.folder, "venv": Path(sys.executable).parents[1]}
+    places = {"home": shell.folder, "real": sys.executable, "venv": Path(sys.executable).parents[1]}  # fmt: skip
     script, unknown = [], []
     for line in commands((repository / "README.md").read_text()):
         begin = max((key for key in TYPED if line.startswith(key)), key=len, default="")
@@ -61,7 +61,7 @@ def test_every_command_of_the_readme_is_typed_in_order(shell: Shell, repository:
     assert not unknown, "of the README, and nobody types it"
     settings = exported(
         DATADIR=str(shell.folder / "data"), MAX_SEQ_LENGTH="64", NUM_EVAL_EXAMPLES="0", INIT_CHECKPOINT="''",
-        TARGET_MLM_ACCURACY="0.01", PYTHON=sys.executable,
+        TARGET_MLM_ACCURACY="0.01",
     )  # fmt: skip
     said = shell.type("\n".join([settings, *script])).stdout
     for expected in ("checks hold", "P8000H100_1x8x48x1_pack", "global batch   24 sequences", "success", "rank"):  # fmt: skip
