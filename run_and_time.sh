@@ -16,7 +16,10 @@ export OMP_NUM_THREADS
 # Threads that wait give their core up: those that spin, OpenMP's default, take it from the ones they wait for.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 # Without site and PYTHONPATH, which take time; a rank that is not bound still trains.
-NICS=$("${PYTHON:-python}" -I -S "$REPO_DIR/launch/node/binding.py" "$$" "${LOCAL_RANK:-0}" "$RANKS_OF_NODE") || true
+NICS=''
+if [[ ${BINDING:-numa}${NIC_BINDING:-none} != nonenone || ${RANK:-0} == 0 ]]; then # which shows the table of all ranks
+  NICS=$("${PYTHON:-python}" -I -S "$REPO_DIR/launch/node/binding.py" "$$" "${LOCAL_RANK:-0}" "$RANKS_OF_NODE") || true
+fi
 if [[ $NICS ]]; then export NCCL_IB_HCA=$NICS; fi
 kernel_cache::export
 export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}

@@ -6,7 +6,7 @@ readonly PLATFORM=$1 WORK=$2
 # shellcheck disable=SC2034 # for the platform
 declare -a nodes=("${@:3}")
 # shellcheck source=launch/load.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/load.sh" run/trial container/container "$PLATFORM/runner"
+source "${BASH_SOURCE[0]%/*}/load.sh" run/trial container/container "$PLATFORM/runner"
 if [[ $WORK == trial ]]; then
   variables::trainer
   trainer::defaults

@@ -27,7 +27,7 @@ container::runtimes() {
 
 # Chooses the runtime of this platform ($1).
 container::choose() {
-  if [[ -z ${CONT:-} ]]; then export CONTAINER_RUNTIME=none; fi
+  if [[ -z ${CONT:-} ]]; then export CONTAINER_RUNTIME=none && return; fi
   variables::default CONTAINER_RUNTIME "$(container::runtimes "$1")"
   # shellcheck disable=SC2046 # words
   variables::one_of CONTAINER_RUNTIME $(container::runtimes) none

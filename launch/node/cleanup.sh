@@ -8,7 +8,7 @@
 set -uo pipefail
 readonly NODE=${SLURMD_NODENAME:-$(uname -n)}
 # shellcheck source=launch/load.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/../load.sh" run/log run/python
+source "${BASH_SOURCE[0]%/*}/../load.sh" run/log run/python
 
 # Runs a function of this file for each runtime whose containers may outlive a run, in a shell that has the runtime's functions.
 cleanup::each_runtime() {

@@ -8,60 +8,80 @@
 #   exports::record WHO   after a file exports: notes it
 #   exports::follow       in a run script: moves paths derived from a folder to where that is now
 
-# Prints NAME=VALUE of all exported variables except the notes and multi-line values.
-exports::list() {
+# All by builtins: a config is sourced in every script and in the user's own shell.
+
+# Prints the names of all exported variables except the notes and those of several lines, which no note can hold.
+exports::names() {
   local name
-  # By the shell alone: three programs take as long as all else of sourcing a config.
-  while IFS= read -r name; do
-    if [[ $name != *_EXPORTS && $name != _ && -v $name && ${!name} != *$'\n'* ]]; then printf '%s\n' "$name=${!name}"; fi
+  while read -r name; do
+    if [[ $name != @(_|*_EXPORTS) && ${!name+set} && ${!name} != *$'\n'* ]]; then echo "$name"; fi
   done < <(compgen -e)
 }
 
-# Prints what WHO ($1) has noted: NAME=VALUE, and :NAME=VALUE of a folder.
+# Fills the associative array $2 with what WHO ($1) has noted: the value of NAME, and of :NAME that of a folder.
 exports::noted() {
   local -r notes=$1_EXPORTS
-  local -r told=${!notes-} # one line: containers and jobs take no others
-  printf '%s\n' "${told//$'\37'/$'\n'}"
+  local -n into=$2
+  local -a entries
+  local entry
+  IFS=$'\37' read -ra entries <<<"${!notes-}" # one line: containers and jobs take no others
+  # shellcheck disable=SC2034 # of the caller
+  for entry in "${entries[@]}"; do into[${entry%%=*}]=${entry#*=}; done
 }
 
 exports::begin() {
-  local entry
-  while IFS= read -r entry; do
-    unset "${entry%%=*}"
-    # A config may have overridden what env.sh exported.
-    if [[ $1 == CONFIG ]] && entry=$(exports::noted SITE | grep -a "^${entry%%=*}="); then export "${entry?}"; fi
-  done < <(exports::list | grep -axF -f <(exports::noted "$1"))
-  EXPORTS_BEFORE=$(exports::list)
+  local name
+  local -A made=() site=()
+  exports::noted "$1" made
+  # A config may have overridden what env.sh exported.
+  if [[ $1 == CONFIG ]]; then exports::noted SITE site; fi
+  declare -gA EXPORTS_BEFORE=()
+  while read -r name; do
+    if [[ ${made[$name]+set} && ${made[$name]} == "${!name}" ]]; then
+      unset "$name"
+      if [[ ${site[$name]+set} ]]; then export "$name=${site[$name]}"; fi
+    fi
+    if [[ ${!name+set} ]]; then EXPORTS_BEFORE[$name]=${!name}; fi
+  done < <(exports::names)
 }
 
 exports::restore() {
-  local entry name
-  while IFS= read -r entry; do
-    name=${entry%%=*}
-    echo "config: $entry is exported in this shell and overrides '${!name-}' of ${BASH_SOURCE[2]##*/} (unset $name to use that)" >&2
-    export "${entry?}"
-  done < <(grep -avxF -f <(exports::list && exports::noted SITE) <<<"$EXPORTS_BEFORE")
+  local name mine
+  local -A site=()
+  exports::noted SITE site
+  for name in "${!EXPORTS_BEFORE[@]}"; do
+    mine=${EXPORTS_BEFORE[$name]}
+    if [[ ${!name+set} && ${!name} == "$mine" || ${site[$name]+set} && ${site[$name]} == "$mine" ]]; then continue; fi
+    echo "config: $name=$mine is exported in this shell and overrides '${!name-}' of ${BASH_SOURCE[2]##*/} (unset $name to use that)" >&2
+    export "$name=$mine"
+  done
 }
 
 exports::record() {
-  local made
-  made=$(exports::list | grep -avxF -f <(echo "$EXPORTS_BEFORE")) || true
-  # The deepest folder first; DATADIR with its default in configs.
-  made+=$'\n':CHECKPOINTDIR_PHASE1=${CHECKPOINTDIR_PHASE1-}$'\n':DATADIR=${DATADIR:-/data/bert}
-  export "$1_EXPORTS=${made//$'\n'/$'\37'}"
+  local name notes=''
+  while read -r name; do
+    if [[ ! ${EXPORTS_BEFORE[$name]+set} || ${EXPORTS_BEFORE[$name]} != "${!name}" ]]; then notes+=$name=${!name}$'\37'; fi
+  done < <(exports::names)
+  # DATADIR with its default in configs.
+  export "$1_EXPORTS=$notes:CHECKPOINTDIR_PHASE1=${CHECKPOINTDIR_PHASE1-}"$'\37'":DATADIR=${DATADIR:-/data/bert}"
   unset EXPORTS_BEFORE
 }
 
 exports::follow() {
-  local who name before path value
+  local who folder path before
+  local -A made
   for who in SITE CONFIG; do
-    while IFS='=' read -r name before; do
-      name=${name#:}
-      if [[ ! $before || ${!name:-$before} == "$before" ]]; then continue; fi # it is where it was
-      # Only what WHO derived and nobody has set since.
-      while IFS='=' read -r path value; do
-        if [[ $value == "$before"/* ]]; then export "$path=${!name}${value#"$before"}"; fi
-      done < <(exports::list | grep -axF -f <(exports::noted "$who"))
-    done < <(exports::noted "$who" | grep -a '^:')
+    made=()
+    exports::noted "$who" made
+    for folder in CHECKPOINTDIR_PHASE1 DATADIR; do # the deepest first
+      before=${made[":$folder"]-}
+      if [[ ! $before || ${!folder:-$before} == "$before" ]]; then continue; fi # it is where it was
+      for path in "${!made[@]}"; do
+        # Only what WHO derived and nobody has set since.
+        if [[ $path != :* && ${made[$path]} == "$before"/* && ${!path-} == "${made[$path]}" ]]; then
+          export "$path=${!folder}${made[$path]#"$before"}"
+        fi
+      done
+    done
   done
 }

@@ -3,11 +3,11 @@
 # first rank that failed, RUN_DIR/error_N.txt its reason in one line.
 set -uo pipefail
 # shellcheck source=launch/run/child.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/child.sh"
+source "${BASH_SOURCE[0]%/*}/child.sh"
 readonly NUMBER=${RANK:-${SLURM_PROCID:-0}} NOT_REACHED=3
 
 report() {
-  "${PYTHON:-python}" -B -s -S "$(dirname -- "${BASH_SOURCE[0]}")/records.py" explain "$RUN_DIR" "${TRIAL:-0}" \
+  "${PYTHON:-python}" -B -s -S "${BASH_SOURCE[0]%/*}/records.py" explain "$RUN_DIR" "${TRIAL:-0}" \
     "$1" "$NUMBER" "${SLURMD_NODENAME:-$(uname -n)}"
 }
 
@@ -42,7 +42,7 @@ fi
 trap child::end TERM INT HUP USR1
 # torchrun starts each rank in a new session, so a signal that kills torchrun does not reach it: the trainer ends with torchrun.
 child_starter=$PPID status=0
-child::run "$(dirname -- "${BASH_SOURCE[0]}")/../../run_and_time.sh" 3>&- || status=$?
+child::run "${BASH_SOURCE[0]%/*}/../../run_and_time.sh" 3>&- || status=$?
 if [[ $child_ended ]]; then exit 143; fi
 if ((status)) && [[ -n ${RUN_DIR:-} ]]; then
   ((status == NOT_REACHED && NUMBER > 0)) && exit 0 # rank 0 reports it for all

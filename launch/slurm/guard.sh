@@ -4,7 +4,7 @@
 # whatever phase: with --no-kill nobody else would. Started by slurm/supervisor.sh, one a node, in the order of the nodes.
 set -uo pipefail
 # shellcheck source=launch/load.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/../load.sh" run/log run/python run/restart slurm/job slurm/requeue
+source "${BASH_SOURCE[0]%/*}/../load.sh" run/log run/python run/restart slurm/job slurm/requeue
 readonly INTERVAL=20 # seconds between two looks of the first node that may have to act
 readonly ASKING=8    # nodes that look, each more rarely than the one before it, so that the controller is not asked by all at once
 

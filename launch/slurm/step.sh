@@ -5,7 +5,7 @@
 # has taken from the job. With LAUNCH_PRINT (run.sub --print) prints srun's line. Usage: step.sh 'NODE...' OPTION... COMMAND...
 set -uo pipefail
 # shellcheck source=launch/load.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/../load.sh" run/python slurm/job
+source "${BASH_SOURCE[0]%/*}/../load.sh" run/python slurm/job
 read -ra nodes <<<"$1"
 shift
 if [[ ${LAUNCH_PRINT:-} ]]; then

@@ -5,7 +5,7 @@
 #                              to stderr; stdout gets the record of the rank that failed first
 set -uo pipefail
 # shellcheck source=launch/load.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/../load.sh" run/environment run/child node/binding
+source "${BASH_SOURCE[0]%/*}/../load.sh" run/environment run/child node/binding
 
 environment::read
 readonly MODE=$1

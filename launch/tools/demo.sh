@@ -27,7 +27,9 @@ source env.sh
 # shellcheck source=configs/config_demo_1x2x16x1_pack.sh
 source configs/config_demo_1x2x16x1_pack.sh
 # Adapts the config to this text and machine; your own exports win.
-demo::set() { if exports::noted CONFIG | grep -xF -- "$1=${!1}" >/dev/null; then export "$1=$2"; fi; }
+declare -A made=()
+exports::noted CONFIG made
+demo::set() { if [[ ${made[$1]-} == "${!1}" ]]; then export "$1=$2"; fi; }
 demo::set NUM_EVAL_EXAMPLES "$("$PYTHON" -c 'import json, sys; print(json.load(open(sys.argv[1]))["eval_samples"])' \
   "$DATADIR/prepared-packed.json")"
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')

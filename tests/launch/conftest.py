@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shlex
@@ -74,7 +75,7 @@ class Checkout:
 
     def ranks(self) -> list[dict[str, Any]]:
         """Environment recorded by each rank that trained."""
-        return [json.loads(line) for line in self.calls("rank")]
+        return [ast.literal_eval(line) for line in self.calls("rank")]
 
     def command(self, script: str, config: str = CONFIG, after: str = "") -> list[str]:
         """The user's command line: source both files, run ``after``, start the script."""
@@ -206,7 +207,9 @@ def make_checkout(repository: Path, tmp_path: Path) -> Checkout:
     copy_scripts(repository, root)
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"
-    shutil.copy(FAKES / "python.sh", python)
+    torchrun = shutil.copy(FAKES / "torchrun.sh", python.with_name("torchrun"))
+    text = (FAKES / "python.sh").read_text().replace("TORCHRUN", str(torchrun))
+    python.write_text(text)
     python.chmod(0o755)
     # Not a shim that starts thirty programs to find it.
     (python.parent / "python3").symlink_to(os.path.realpath(sys.executable))
@@ -216,8 +219,10 @@ def make_checkout(repository: Path, tmp_path: Path) -> Checkout:
     drop = 'echo drop_caches >>"$FAKE_CALLS"\nexit "${DROP_STATUS:-1}"'
     program = root / "launch" / "node" / "drop_caches.sh"
     program.write_text(f"#!/usr/bin/env bash\n{drop}\n")
-    sampler = root / "launch" / "node" / "power_sampler.py"
-    sampler.write_text(sampler.read_text().replace("INTERVAL = 1 ", "INTERVAL = 0.05 "))
+    # Of what the node's tools say, one test; they take a tenth of a run's time.
+    (root / "launch/node/record.py").write_text("print('node: == lscpu')\n")
+    copy.edit("node/power_sampler.py", "INTERVAL = 1 ", "INTERVAL = 0.05 ")
+    copy.edit("run/child.sh", "read -rt 1 ", "read -rt 0.2 ")  # of watchers
     copy.env = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "REAL_PYTHON": sys.executable,
         "FAKE_CALLS": str(copy.calls_file), "LOGDIR": str(tmp_path / "some results"), "PYTHONPATH": str(root),

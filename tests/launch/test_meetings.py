@@ -124,7 +124,7 @@ class Meeting:
         chosen = {
             "DGXNNODES": "1" if row.runtime == "local" else "2", "NEXP": row.trials, "RESUME": row.resume,
             "DGXNGPU": "2" if row.runtime == "local" else "1", "SEED": str(OWN_SEED) if row.seed == "set" else "",
-            "LR": "own", "CHECKPOINT_DIR": str(self.saved), "DIST_TIMEOUT": "12", "DEVICE": "cpu", "HOLD": row.phase,
+            "LR": "own", "CHECKPOINT_DIR": str(self.saved), "DIST_TIMEOUT": "12" if row.runtime in SLURM else "6", "DEVICE": "cpu", "HOLD": row.phase,
             "HOLD_DIR": str(self.hold), "DATADIR_PHASE2_PACKED": str(folder / "data"), "EVALDIR": str(folder / "eval"),
             "STAGE_DIR": "/dev/shm/stage" if row.runtime in SLURM else str(folder / "stage"), "NCCL_TEST": "0",
             "INIT_CHECKPOINT": "", "CHECK_COMPLIANCE": "0", "CLEAR_CACHES": "0", "TARGET_MLM_ACCURACY": "0",

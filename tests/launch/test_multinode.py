@@ -225,7 +225,7 @@ def sshd(checkout, tmp_path):
     # Where the stand-ins for packages are: PYTHONPATH does not go along.
     python = tmp_path / "bin" / "python"
     packages = f'export PYTHONPATH="{checkout.root}/implementations:{checkout.root}"'
-    python.write_text(python.read_text().replace("set -uo pipefail", packages))
+    python.write_text(python.read_text().replace("set -u", f"{packages}\nset -u", 1))
     identity = checkout.root / "launch" / "node" / "identity.sh"
     identity.write_text("#!/bin/sh\nset -- $SSH_CONNECTION\necho $3\n")
     checkout.script, checkout.size = "./run_multinode.sh", "DGXNGPU=1 DGXNNODES=2"

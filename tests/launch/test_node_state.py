@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_clocks_are_locked_once_and_reset_also_after_a_failure(gpus):
 
 
 def test_a_watcher_that_sleeps_longer_than_the_run_undoes_nothing_of_the_next(gpus):
-    gpus.edit("run/child.sh", "read -rt 1", "read -rt 3")
+    gpus.edit("run/child.sh", "read -rt 0.2", "read -rt 3")
     gpus.run(status=0)
     none_left(gpus.root)
     assert clock_calls(gpus) == ONCE
@@ -192,8 +193,9 @@ TOOLS = {
 }
 
 
-def test_the_hardware_of_the_nodes_is_recorded(checkout):
+def test_the_hardware_of_the_nodes_is_recorded(checkout, repository):
     """And a rank raises the limit of open files."""
+    shutil.copy(repository / "launch/node/record.py", checkout.root / "launch/node")
     for name, script in TOOLS.items():
         checkout.stand_in(name, script)
     checkout.before_the_trainer("import resource\nprint('files', *resource.getrlimit(7))\n")  # fmt: skip

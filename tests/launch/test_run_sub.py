@@ -171,6 +171,7 @@ def test_a_node_that_srun_gave_up_is_left_out_by_this_attempts_output_alone(slur
 
 def test_ranks_whose_launcher_does_not_end_after_a_failure_are_ended(slurm):
     slurm.edit("run/ranks.sh", "OUTLIVE=90", "OUTLIVE=1")
+    slurm.edit("run/ranks.sh", '"$1" 20; fi', '"$1" 1; fi')
     srun(slurm, """[[ "$*" != *--kill-on-bad-exit* ]] || trap 'sleep 600' EXIT""")
     slurm.failed("trial 0: the loss is nan at step 3", TRIAL_0="crash:0")
 

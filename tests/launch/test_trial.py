@@ -88,6 +88,7 @@ def test_one_rank_is_what_the_user_asked_for(checkout):
     trained = "run: the trial trained to the last step"
     assert done.last_line == f"{trained}: {checkout.run_dir}"
     said = (done.stdout + done.stderr).splitlines()
+    assert f"run: binding none on {HOST}" in said
     told = [line for line in said if "restarted at" in line]
     assert told == [f"run: restarted at {at}, {text}" for *_, at, text in RESTARTS[:2]]
 
@@ -249,7 +250,7 @@ def test_a_killed_script_ends_its_ranks(checkout, victim, outcome):
     if victim == "script":
         process.kill()
     else:
-        shape = f"^[^ ]*bash {checkout.root.parent}/bin/python .*{victim}"
+        shape = f"^[^ ]*bash {checkout.root.parent}/bin/torchrun .*{victim}"
         subprocess.run(["pkill", "-KILL", "-f", shape], check=True)
     checkout.ended(process)
     none_left(checkout.root)

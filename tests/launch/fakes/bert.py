@@ -1,16 +1,13 @@
 """Stands in for the trainers, by their contract with the launcher: TRIAL_<N> in the environment
 says how a trial goes.
 
-Of pretraining the result is result_N.txt, of fine-tuning model_N/figures.json.
+Of pretraining the result is result_N.txt, of fine-tuning model_N/figures.json. A thousand of these are
+started: modules that take longer than the rest (pathlib, json, signal) are imported where they are used.
 """
 
-import json
 import os
-import signal
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 
 KEPT = """
     RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT SEED CACHE_CLEARED LR GIVEN_NAMES RUN_DIR
@@ -18,8 +15,6 @@ KEPT = """
     TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR CUDA_CACHE_PATH NUMBA_CACHE_DIR
     TASK SEEDS DATA PHASE INIT_CHECKPOINT INIT_OPTIMIZER CHECKPOINT_DIR RESUME MAX_SEQ_LENGTH MAX_STEPS
 """
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def check() -> int:
@@ -37,19 +32,26 @@ def check() -> int:
     return 0
 
 
-def fail(folder: Path, trial: str, status: int, reason: str) -> int:
-    with suppress(FileExistsError), open(folder / f"error_{trial}.txt", "x") as file:
-        file.write(reason + "\n")
+def write(path: str, text: str, mode: str = "w") -> None:
+    with open(path, mode) as file:
+        file.write(text)
+
+
+def fail(folder: str, trial: str, status: int, reason: str) -> int:
+    if not os.path.exists(error := f"{folder}/error_{trial}.txt"):
+        write(error, reason + "\n", "a")
     return status
 
 
-def samples(folder: Path, trial: str, count: int) -> str:
+def samples(folder: str, trial: str, count: int) -> str:
     """Waits until every node has so many more power samples; returns the time as an MLLOG field."""
+    from pathlib import Path
+
     nodes, before = int(os.environ["DGXNNODES"]), None
     while True:
         lines = {
             file: len(file.read_text().splitlines())
-            for file in (folder / f"power_{trial}").glob("*.csv")
+            for file in Path(folder, f"power_{trial}").glob("*.csv")
         }
         if len(lines) == nodes:
             before = before or lines
@@ -58,7 +60,7 @@ def samples(folder: Path, trial: str, count: int) -> str:
         time.sleep(0.01)
 
 
-def measured(folder: Path, trial: str) -> str:
+def measured(folder: str, trial: str) -> str:
     """Log of a run that lies within the power samples."""
     start, stop = samples(folder, trial, 2), samples(folder, trial, 3)
     samples(folder, trial, 2)
@@ -75,34 +77,34 @@ def seeds() -> int:
     return 0
 
 
-def whole(folder: Path, trial: str, text: str) -> None:
+def whole(folder: str, trial: str, text: str) -> None:
     """Writes the complete result."""
-    (folder / f"result_{trial}.txt").write_text(text)
+    write(f"{folder}/result_{trial}.txt", text)
     if os.environ.get("RANK_MODULE") == "finetune":
-        (folder / f"model_{trial}").mkdir()
-        (folder / f"model_{trial}" / "figures.json").write_text("{}\n")
+        os.mkdir(f"{folder}/model_{trial}")
+        write(f"{folder}/model_{trial}/figures.json", "{}\n")
 
 
-def hear(outcome: str, folder: Path, trial: str) -> None:
+def hear(outcome: str, folder: str, trial: str) -> None:
     """Sets the reaction to signals: none, or saving for three seconds, like a large checkpoint."""
+    import signal
 
     def save(*_: object) -> None:
-        for number in SIGNALS:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
         time.sleep(3)
-        (folder / "saved").touch()
+        write(f"{folder}/saved", "")
         sys.exit(fail(folder, trial, 0, "stopped at step 7"))
 
-    for number in SIGNALS:
+    for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN if outcome == "deaf" else save)
 
 
 def train() -> int:
-    folder, trial, rank = (
-        Path(os.environ["RUN_DIR"]), os.environ["TRIAL"], int(os.environ["RANK"]),
-    )  # fmt: skip
+    folder, trial = os.environ["RUN_DIR"], os.environ["TRIAL"]
+    rank = int(os.environ["RANK"])
     if os.environ.get("RANK_MODULE") == "certify":
-        (folder / "node").write_text(os.environ.get("SLURMD_NODENAME", "here"))
+        write(f"{folder}/node", os.environ.get("SLURMD_NODENAME", "here"))
         return 0
     outcome, _, culprit = os.environ.get(f"TRIAL_{trial}", "success").partition(":")
     print(f"rank {rank} trains: {outcome}", flush=True)
@@ -111,19 +113,18 @@ def train() -> int:
     seen = {name: os.environ.get(name) for name in KEPT.split()} | {"TRIAL": trial}
     look_for = os.environ.get("LOOK_FOR", "").split(":")
     seen["SEES"] = [path for path in look_for if path and os.path.exists(path)]
-    with open(os.environ["FAKE_CALLS"], "a") as file:
-        file.write("rank " + json.dumps(seen) + "\n")
+    write(os.environ["FAKE_CALLS"], f"rank {seen}\n", "a")
     if rank == 0 and outcome != "no-result":
-        (folder / f"result_{trial}.txt").write_text("MLLOG half\n")
-        (folder / "config.json").write_text("{}\n")
+        write(f"{folder}/result_{trial}.txt", "MLLOG half\n")
+        write(f"{folder}/config.json", "{}\n")
         # The claim of a rank that is killed stays.
-        (folder / f".writer_{trial}").touch()
-    while outcome != "no-result" and not (folder / f"result_{trial}.txt").exists():
+        write(f"{folder}/.writer_{trial}", "")
+    while outcome != "no-result" and not os.path.exists(f"{folder}/result_{trial}.txt"):
         time.sleep(0.01)  # the first collective
     ends = ("kill", "greedy", "exit", "crash", "bad-input")
     if outcome in ends and rank == int(culprit or 0):
         if outcome == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), 9)
         if outcome == "greedy":
             b"x" * (1 << 30)  # it is killed here
             return 9
