@@ -17,15 +17,10 @@ WRONG += [
     ("local", "FUSE=4", "", "FUSE: did you mean FUSED?"),
     ("local", "DGXNODES=4", "", "DGXNODES: did you mean DGXNNODES?"),
     ("local", "", "XYZZY=3", NO_SETTING),
-    (
-        "local",
-        "",
-        "MAX_LEN=64",
-        "MAX_LEN: no such setting: did you mean MAX_SEQ_LENGTH?",
-    ),
+    ("local", "", "MAX_LEN=64", "MAX_LEN: no such setting: did you mean MAX_SEQ_LENGTH?"),
     ("local", "", "lr=3", "lr=3: expected NAME=VALUE; did you mean LR=3?"),
     ("local", "", "--fast", "--fast: expected NAME=VALUE"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("script", "exported", "after", "said"), WRONG)

@@ -66,10 +66,8 @@ def measured(folder: str, trial: str) -> str:
     samples(folder, trial, 2)
     head = ':::MLLOG {"namespace": "", "event_type": "INTERVAL_END", '
     tail = '"value": null, "metadata": {"status": "success"}}'
-    return "".join(
-        f'{head}{at}, "key": "{key}", {tail}\n'
-        for key, at in (("run_start", start), ("run_stop", stop))
-    )
+    keys = ("run_start", start), ("run_stop", stop)
+    return "".join(f'{head}{at}, "key": "{key}", {tail}\n' for key, at in keys)
 
 
 def seeds() -> int:
