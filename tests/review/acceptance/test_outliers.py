@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from review.acceptance import outliers
-from review.acceptance.comparisons import all_comparisons
+from review.acceptance import comparisons, outliers
 from review.acceptance.outliers import Levels, find_slow, find_stalls
 
 from . import sweep
 from .made_up import make
 
 RANKS, ROUNDS, TESTS, COMPARISONS = 4, 6, 80, 74
+NAN = float("nan")
 
 
 def slow(values, comparisons=COMPARISONS, **levels) -> list[str]:
@@ -93,7 +93,9 @@ def test_few_rounds_rarely_look_less_correlated_than_they_are(rounds):
 def test_a_burn_in_is_as_correlated_as_the_stages():
     """Its six repeats alone look independent."""
     repeats = 1 + 0.01 * np.random.default_rng(0).standard_normal((4, 6))
-    compared = all_comparisons(make(1, 4), dict(enumerate(repeats.tolist())))
+    compared = comparisons.all_comparisons(
+        make(1, 4), dict(enumerate(repeats.tolist()))
+    )
     alike = [one for one in compared if one.what == "slow" and one.share != "overall"]
     assert "burn-in" in {one.stages[0] for one in alike}
     (bound,) = {one.correlation for one in alike}
@@ -119,6 +121,23 @@ def test_a_rank_five_percent_slow_is_named_as_often_as_documented(
     assert sum(found) >= len(tests) * least - 2
     healthy = [sweep.certified(generator, 1, **case).findings for _ in tests[:12]]
     assert sum(map(bool, healthy)) <= 1
+
+
+def test_of_a_round_its_known_steps_count():
+    whole, part, none = [1.0, 9.0, 2.0, 3.0], [NAN, 4.0, NAN, NAN], [NAN] * 4
+    found = comparisons._of_steps(comparisons._typical, np.array([[whole, part, none]]))
+    assert found[0] == pytest.approx([2.5, 4.0, NAN], nan_ok=True)
+    lost = (9 / 2.5 - comparisons.STALL) / 4
+    for rounds in ([whole], [whole, part]):
+        found = comparisons._of_steps(comparisons._lost, np.array([rounds]))
+        assert found[0] == pytest.approx([lost, 0.0][: len(rounds)])
+
+
+def test_two_groups_are_cut_where_both_vary_least():
+    squares = [
+        outliers._sum_of_squares(np.array(own)) for own in ([6.0, 1.0, 2.0], [3.0])
+    ]
+    assert squares == [14.0, 0.0]
 
 
 def stalls(times, min_excess=0.03, others=(0.0,)) -> list[tuple[str, str, float]]:
