@@ -16,4 +16,4 @@ def test_no_mutant_of_a_tools_output_passes_wrongly():
 
 def test_no_answer_of_nvml_sysfs_or_the_kernel_log_is_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(hardware, "_dmesg", hardware._dmesg)  # fuzz replaces it
-    assert wrong_machines(300, 0, tmp_path) == []
+    assert wrong_machines(200, 0, tmp_path) == []

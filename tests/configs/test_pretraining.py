@@ -18,7 +18,7 @@ RECIPES = [
     for model in ("base", "large")
     for gpu in ["A100", "H100", "H200", "B200"]
 ]
-NODES, BATCH = (1, 8, 32), {"1": 65_536, "2": 32_768}
+NODES, BATCH = (1, 32), {"1": 65_536, "2": 32_768}
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def squad_environment(tmp_path_factory):
     torch.save(dict(model.named_parameters()), folder / "weights.pt")
     return {
         "TASK": "squad", "DATA": str(folder), "INIT_CHECKPOINT": str(folder / "weights.pt"), "DEVICE": "cpu",
-        "BATCHSIZE": "12", "LR": "3e-3", "EPOCHS": "5", "MAX_SEQ_LENGTH": "48", "LOG_EVERY_STEPS": "50", "SEED": "3",
+        "BATCHSIZE": "12", "LR": "3e-3", "EPOCHS": "4", "MAX_SEQ_LENGTH": "48", "LOG_EVERY_STEPS": "50", "SEED": "3",
         "OMP_NUM_THREADS": "1",  # in this process as in others: sums over threads round otherwise
     }  # fmt: skip
 

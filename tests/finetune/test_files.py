@@ -27,7 +27,7 @@ def model(squad_environment, tmp_path_factory):
     folder = tmp_path_factory.mktemp("table")
     rows = [f"{w in WORDS[:2]},{n},the cat was {w}" for n in range(8) for w in WORDS]
     write_tables(folder, ["kind,number,words", *rows], ("train.csv", "dev.csv"))
-    own = {"TASK": "table", "DATA": str(folder), "EPOCHS": "10"}
+    own = {"TASK": "table", "DATA": str(folder), "EPOCHS": "8"}
     own |= {"LABEL_COLUMN": "kind", "TEXT_COLUMNS": "words"}
     assert figures_of(train(squad_environment, folder, **own))["accuracy"] == 1
     return folder

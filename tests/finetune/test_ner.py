@@ -145,7 +145,7 @@ def learnt(squad_environment, tmp_path_factory):
         (folder / f"{name}.txt").write_text(made_up(random.Random(number), count))
     environment = {**squad_environment, "TASK": "ner", "DATA": str(folder)}
     del environment["MAX_SEQ_LENGTH"]
-    return train(environment, folder / "run", EPOCHS="12"), environment
+    return train(environment, folder / "run", EPOCHS="7"), environment
 
 
 def test_tags_are_learnt_scored_and_evaluated_again(learnt, tmp_path):

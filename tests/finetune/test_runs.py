@@ -38,8 +38,8 @@ def with_copies(environment, folder, *names):
 
 @pytest.fixture(scope="module")
 def short(squad_environment, tmp_path_factory):
-    """The model of a run of 50 steps, and its environment."""
-    environment = squad_environment | {"EPOCHS": "2"}
+    """The model of a run of 25 steps, and its environment."""
+    environment = squad_environment | {"EPOCHS": "1"}
     return train(environment, tmp_path_factory.mktemp("short")), environment
 
 
@@ -47,7 +47,7 @@ def test_held_out_questions_of_the_same_pattern_are_answered(learnt):
     figures = figures_of(learnt / "model_0")
     assert figures["f1"] > 95
     assert figures["exact_match"] > 90
-    assert figures["steps"] == 125  # 300 questions x 5 epochs / 12
+    assert figures["steps"] == 100  # 300 questions x 4 epochs / 12
     assert len(content(learnt / "model_0" / "predictions.json")) == 60
     lines = runs.lines_of(learnt / "metrics_0.jsonl")
     assert lines[-1]["kind"] == "summary"
@@ -118,7 +118,7 @@ def test_non_finite_weights_are_not_saved(
 def test_a_killed_run_resumes_to_the_same_predictions(short, tmp_path):
     undisturbed, environment = short
     environment = environment | {
-        "RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "20",
+        "RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "10",
         "RESUME": "1",
     }  # fmt: skip
     checkpoints = tmp_path / "c" / "seed_3"
@@ -285,7 +285,7 @@ def write_table(folder):
 
 def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_path):
     write_table(tmp_path)
-    own = {"TASK": "TSV", "DATA": str(tmp_path), "EPOCHS": "10", "SEEDS": "5,6"}
+    own = {"TASK": "TSV", "DATA": str(tmp_path), "EPOCHS": "8", "SEEDS": "5,6"}
     environment = squad_environment | own
     folder = train(environment, tmp_path / "run", TRIAL="1")
     figures = figures_of(folder)
