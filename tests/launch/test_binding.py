@@ -242,6 +242,15 @@ def test_binding_none_binds_nothing(dgx):
     assert dgx.bind(1, 8, BINDING="none").stderr == ""
 
 
+def test_a_rank_that_is_not_bound_and_shows_no_table_starts_no_program(checkout):
+    checkout.stand_in("asked", "")
+    for mode in ("numa", "none"):
+        given = {"PYTHON": "asked", "RANK": "1", "BINDING": mode}
+        checkout.run("./run_and_time.sh", status=0, **given)
+    bound = [call.count("binding.py") for call in checkout.calls("asked")]
+    assert bound == [1, 0, 0], "before the first of two trainers"
+
+
 def nics(node: Node, rank: int, **env: str) -> str:
     """What is printed for NCCL_IB_HCA, and said."""
     done = node.bind(rank, 8, **{"NIC_BINDING": "nearest", "BINDING": "none"} | env)
