@@ -1,6 +1,7 @@
 """Small models, records and environments for the trainer's tests."""
 
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -36,30 +37,11 @@ SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2,
          "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": LENGTH}  # fmt: skip
 
 
-def _keep_the_language_interpreted():
-    """Triton's interpreter alters its language anew at each call of a kernel or of a part of one: half of its time."""
-    interpreter, tl = (
-        importlib.import_module("triton.runtime.interpreter"),
-        triton_support.tl,
-    )
-    plain, altered = interpreter._patch_lang, []
-
-    def alter(function):
-        seen = [
-            one
-            for one in (tl, tl.core)
-            if any(one is x for x in function.__globals__.values())
-        ]
-        if seen not in altered:
-            plain(function)
-            altered.append(seen)
-        return SimpleNamespace(restore=int)
-
-    interpreter._patch_lang = alter
-
-
 if triton_support.triton is not None and not torch.cuda.is_available():
-    _keep_the_language_interpreted()
+    # Triton's interpreter alters its language at each call of a kernel or of a part of one: half of its time.
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    alter, kept = interpreter._patch_lang, SimpleNamespace(restore=int)
+    interpreter._patch_lang = functools.cache(lambda part: (alter(part), kept)[1])
 
 
 def pytest_collection_finish(session):

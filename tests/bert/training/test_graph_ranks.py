@@ -35,6 +35,7 @@ from bert.training.graph import (
 from .. import no_gpu
 from ..plain import NO_DROPOUT, model_of, step_of
 from ..ranks import run_ranks
+from ..states import same
 
 MODEL = BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
                    max_position_embeddings=16, initializer_range=0.2)  # fmt: skip
@@ -112,11 +113,6 @@ def _outcome(world, step, take, batches, micro_batches):
     return [*results, *(tensor.clone() for tensor in step.state_tensors())]
 
 
-def _check_same(found, expected, *where):
-    for number, pair in enumerate(zip(found, expected, strict=True)):
-        assert torch.equal(*pair), (*where, number)
-
-
 def _check_replays(world):
     batches = _batches(world)
     for variant in VARIANTS[world.size]:
@@ -132,7 +128,7 @@ def _check_replays(world):
             assert take.captured.keys() == measures, variant
             assert len({each.graph.pool() for each in take.captured.values()}) == 1
             found = _outcome(world, step, take, batches, variant.micro_batches)
-        _check_same(found, expected, variant)
+        assert same(found, expected), variant
 
 
 def test_replays_change_results_and_state_as_eager_steps_do_bit_for_bit():
@@ -158,7 +154,7 @@ def _check_failures(world):
             elsewhere = world.rank not in ranks
             assert ("on another rank" in said.getvalue()) == elsewhere & world.is_main
             found = _outcome(world, step, step, batches, 1)
-        _check_same(found, expected, place, ranks)
+        assert same(found, expected), (place, ranks)
 
 
 def test_after_a_capture_that_fails_eager_steps_wait_for_nothing_of_it():
@@ -187,7 +183,7 @@ def _check_evaluation(world):
             with pytest.raises(CaptureError) if fails else contextlib.nullcontext():
                 EvaluationGraph(EvaluationConfig(), 16, step.model, world.device)
             found = _outcome(world, step, take, batches, 1)
-        _check_same(found, expected, fails)
+        assert same(found, expected), fails
 
 
 def test_the_seed_reaches_captured_steps_whether_or_not_the_evaluation_is_captured():
@@ -245,7 +241,7 @@ def _check_fp8(world):
         resumed = _fp8_step(world, sharded)
         resumed.load_state_dict(states[0])
         _train(resumed, world, [3])
-        _check_same(step.state_tensors(), resumed.state_tensors(), sharded)
+        assert same(step.state_tensors(), resumed.state_tensors()), sharded
 
 
 def test_ranks_share_their_fp8_scales_and_resume_from_rank_0():
