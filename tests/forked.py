@@ -23,12 +23,14 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from . import held
 
 PRELOADED = ["tests.preloaded"]
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def hidden_gpus() -> dict[str, str]:
@@ -41,6 +43,10 @@ def context() -> ForkServerContext:
     """What starts processes from the one that has imported PyTorch, one for each process of tests."""
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(PRELOADED)
+    folder = os.getcwd()
+    os.chdir(REPOSITORY)  # where it looks for PRELOADED, and if in vain says nothing
+    forkserver.ensure_running()
+    os.chdir(folder)
     return made
 
 
