@@ -319,7 +319,17 @@ def asked_once() -> Iterator[None]:
         crash = found.crash and found.crash.replace(asked, str(root))
         return replace(found, messages=tuple(texts), crash=crash)
 
+    least, known = rcp_checker.RCP_Checker._find_min_acceptable_mean, {}
+
+    def of_reference(self: Any, *numbers: float) -> float:
+        if (key := (self.submission_runs, *numbers)) not in known:
+            known[key] = least(self, *numbers)
+        return known[key]
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rcp_checker.RCP_Checker, least.__name__, of_reference)
+        # Which the processes of the package checker inherit.
+        rcp_checker.RCP_Checker("training", "5.0.0", "bert", False)
         patch.setattr(official, "check_package", check)
         yield
 

@@ -102,16 +102,13 @@ def test_a_burn_in_is_as_correlated_as_the_stages():
     assert bound > 0
 
 
-@pytest.mark.parametrize(
-    ("ranks", "noise", "least", "correlation"),
-    [
-        (4, 0.01, 0.8, 0.8),
-        (4, 0.02, 0.4, 0.8),
-        (8, 0.01, 0.95, 0.0),
-        pytest.param(4, 0.01, 0.8, 0.0, marks=pytest.mark.slow),
-        pytest.param(8, 0.01, 0.9, 0.8, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "noise", "least", "correlation"), [
+    (4, 0.01, 0.8, 0.8),
+    (4, 0.02, 0.4, 0.8),
+    (8, 0.01, 0.95, 0.0),
+    pytest.param(4, 0.01, 0.8, 0.0, marks=pytest.mark.slow),
+    pytest.param(8, 0.01, 0.9, 0.8, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_rank_five_percent_slow_is_named_as_often_as_documented(
     ranks, noise, least, correlation
 ):

@@ -57,17 +57,14 @@ def named(records):
     return [(one.what, one.stage, one.name) for one in judge(records).findings]
 
 
-@pytest.mark.parametrize(
-    ("machine", "culprits"),
-    [
-        ({"slow": everywhere(4, 5, factor=1.1)}, [("slow", "single", "node node2")]),
-        (UNEVEN | {"starved": {4: 1.1, 5: 1.1}}, [("starved", "single", "node node2")]),
-        (UNEVEN | {"starved": {}}, []),
-        ({"starved": {3: 1.2}}, [("slow", "single", "rank 3 on node1")]),
-        ({"links": {1: 4.0}}, [("network", "pairs", "node node1")]),
-        ({"nodes": 6, "links": {(1, 3): 4.0}}, [("network", "pairs", "link node1 - node3")]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("machine", "culprits"), [
+    ({"slow": everywhere(4, 5, factor=1.1)}, [("slow", "single", "node node2")]),
+    (UNEVEN | {"starved": {4: 1.1, 5: 1.1}}, [("starved", "single", "node node2")]),
+    (UNEVEN | {"starved": {}}, []),
+    ({"starved": {3: 1.2}}, [("slow", "single", "rank 3 on node1")]),
+    ({"links": {1: 4.0}}, [("network", "pairs", "node node1")]),
+    ({"nodes": 6, "links": {(1, 3): 4.0}}, [("network", "pairs", "link node1 - node3")]),
+])  # fmt: skip
 def test_the_culprit_is_named_once_without_its_ranks_nodes_or_partners(
     machine, culprits
 ):
@@ -79,18 +76,14 @@ def test_the_culprit_is_named_once_without_its_ranks_nodes_or_partners(
         assert found[0].outlier.excess == pytest.approx(0.1, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "where", "culprit"),
-    [
-        (0.3, {"rank": 3, "step": range(2, 20, 7)}, "rank 3 on node1"),
-        (0.3, {"rank": (2, 3), "step": range(2, 20, 7)}, "node node1"),
-        # Of a quarter of the steps: a third longer, and half as long again.
-        (0.035, {"rank": 3, "step": range(0, 20, 5)}, None),
-        (0.05, {"rank": 3, "step": range(0, 20, 5)}, "rank 3 on node1"),
-        (5.0, {"rank": 3, "step": 2, "round": 1}, None),
-    ],
-    ids=["a rank", "a node", "too short", "long enough", "one pause"],
-)  # fmt: skip
+@pytest.mark.parametrize(("seconds", "where", "culprit"), [
+    (0.3, {"rank": 3, "step": range(2, 20, 7)}, "rank 3 on node1"),
+    (0.3, {"rank": (2, 3), "step": range(2, 20, 7)}, "node node1"),
+    # Of a quarter of the steps: a third longer, and half as long again.
+    (0.035, {"rank": 3, "step": range(0, 20, 5)}, None),
+    (0.05, {"rank": 3, "step": range(0, 20, 5)}, "rank 3 on node1"),
+    (5.0, {"rank": 3, "step": 2, "round": 1}, None),
+], ids=["a rank", "a node", "too short", "long enough", "one pause"])  # fmt: skip
 def test_who_pauses_in_many_rounds_is_named(seconds, where, culprit):
     records = make(4, 2)
     records.steps["compute"][chosen(records.steps, **where)] += seconds
@@ -118,21 +111,18 @@ def links(nodes: int, *first: int) -> dict:
     return {"nodes": nodes, "links": {pair: 2.0 for pair in pairs if pair[0] in first}}
 
 
-@pytest.mark.parametrize(
-    ("machine", "state", "stage", "group"),
-    [
-        (half(1, 4, 2), "fail", "single", [f"rank {rank} on node0" for rank in range(2)]),
-        (half(1, 8, 5), "fail", "single", [f"rank {rank} on node0" for rank in range(5)]),
-        (half(1, 8, 7), "fail", "single", [f"rank {rank} on node0" for rank in range(7)]),
-        (half(1, 4, 3), "fail", "single", [f"rank {rank} on node0" for rank in range(3)]),
-        (half(4, 1, 2), "fail", "single", ["node node0", "node node1"]),
-        (half(16, 1, 8), "fail", "single", [f"node node{node}" for node in range(8)]),
-        ({"starved": dict.fromkeys(range(4), 1.5)}, "fail", "single", ["node node0", "node node1"]),
-        # It may be the design.
-        (links(4, 0, 1), "warn", "pairs", ["node node0", "node node1"]),
-        (links(8, 0, 1, 2, 3), "warn", "pairs", [f"node node{node}" for node in range(4)]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("machine", "state", "stage", "group"), [
+    (half(1, 4, 2), "fail", "single", [f"rank {rank} on node0" for rank in range(2)]),
+    (half(1, 8, 5), "fail", "single", [f"rank {rank} on node0" for rank in range(5)]),
+    (half(1, 8, 7), "fail", "single", [f"rank {rank} on node0" for rank in range(7)]),
+    (half(1, 4, 3), "fail", "single", [f"rank {rank} on node0" for rank in range(3)]),
+    (half(4, 1, 2), "fail", "single", ["node node0", "node node1"]),
+    (half(16, 1, 8), "fail", "single", [f"node node{node}" for node in range(8)]),
+    ({"starved": dict.fromkeys(range(4), 1.5)}, "fail", "single", ["node node0", "node node1"]),
+    # It may be the design.
+    (links(4, 0, 1), "warn", "pairs", ["node node0", "node node1"]),
+    (links(8, 0, 1, 2, 3), "warn", "pairs", [f"node node{node}" for node in range(4)]),
+])  # fmt: skip
 def test_where_half_or_most_are_slow_the_slow_group_is_named(
     machine, state, stage, group
 ):
@@ -204,10 +194,7 @@ def test_the_stage_with_shared_cpus_is_named():
     assert named(records) == [("starved", "parallel", "rank 3 on node1")]
 
 
-@pytest.mark.parametrize(
-    ("factor", "state"),
-    [(1.0, "pass"), (1.03, "pass"), (1.1, "warn"), (1.3, "warn"), (2.0, "fail"), (10.0, "fail")],
-)  # fmt: skip
+@pytest.mark.parametrize(("factor", "state"), [(1.0, "pass"), (1.03, "pass"), (1.1, "warn"), (1.3, "warn"), (2.0, "fail"), (10.0, "fail")])  # fmt: skip
 def test_the_slower_of_two_ranks_is_a_warning_with_an_interval_and_fails_if_gross(
     factor, state
 ):
@@ -278,10 +265,7 @@ def test_half_of_four_ranks_are_named_in_most_tests_although_their_own_step_is_n
     assert sum(len(names) == 2 for names in found) >= len(found) / 2
 
 
-@pytest.mark.parametrize(
-    ("size", "rate", "state"),
-    [(1 << 22, 100.0, "pass"), (1 << 10, 1.0, "fail"), (1 << 22, 33.0, "fail"), (1 << 30, 33.0, "fail")],
-)  # fmt: skip
+@pytest.mark.parametrize(("size", "rate", "state"), [(1 << 22, 100.0, "pass"), (1 << 10, 1.0, "fail"), (1 << 22, 33.0, "fail"), (1 << 30, 33.0, "fail")])  # fmt: skip
 def test_every_size_of_a_collective_is_compared(size, rate, state):
     records, name = make(4, 2), "all_reduce_perf"
     add_rates(records, {(rank, name, -1): 400.0 for rank in (0, 2, 4, 6)})
@@ -432,19 +416,15 @@ def with_burn_in(path):
 INVALID = "certify_node1.npz: not the record of a finished test"
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lambda path: path.write_bytes(path.read_bytes()[:1000]), INVALID),
-        (lambda path: path.write_bytes(b""), INVALID),
-        (lambda path: np.savez(path, about=np.array("{}")), INVALID),
-        (lambda path: path.unlink(), "no record of node1: the test did not finish there"),
-        (without_a_rank, "no record of some ranks: the test did not finish there"),
-        (lambda path: [one.unlink() for one in path.parent.glob("*.npz")], "no certify_<node>.npz"),
-        (with_burn_in, "burn_in_node1.npz: not a burn-in's telemetry"),
-    ],
-    ids=["cut", "empty", "other", "no file of a node", "a rank less", "no file", "burn-in"],
-)  # fmt: skip
+@pytest.mark.parametrize(("damage", "said"), [
+    (lambda path: path.write_bytes(path.read_bytes()[:1000]), INVALID),
+    (lambda path: path.write_bytes(b""), INVALID),
+    (lambda path: np.savez(path, about=np.array("{}")), INVALID),
+    (lambda path: path.unlink(), "no record of node1: the test did not finish there"),
+    (without_a_rank, "no record of some ranks: the test did not finish there"),
+    (lambda path: [one.unlink() for one in path.parent.glob("*.npz")], "no certify_<node>.npz"),
+    (with_burn_in, "burn_in_node1.npz: not a burn-in's telemetry"),
+], ids=["cut", "empty", "other", "no file of a node", "a rank less", "no file", "burn-in"])  # fmt: skip
 def test_records_that_are_not_whole_are_one_line(certified, tmp_path, damage, said):
     write(tmp_path, make(3, 2))
     damage(tmp_path / "certify_node1.npz")
