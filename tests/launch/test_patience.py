@@ -93,7 +93,7 @@ def removing(pyxis):
 
 
 def test_a_slow_removal_of_leftovers_is_reported_and_abandoned(pyxis, removing):
-    pyxis.edit("slurm/runner.sh", "SWEEP_SECONDS=60", "SWEEP_SECONDS=2")
+    pyxis.edit("slurm/runner.sh", "SWEEP_SECONDS=60", "SWEEP_SECONDS=5")
     lines = pyxis.ended(removing(), 0).stderr.splitlines()
     begun, given_up = (line for line in lines if "pyxis_bert_99_0" in line)
     assert "removing pyxis_bert_99_0, left by a job that has ended" in begun

@@ -31,7 +31,7 @@ while ((${#pids[@]})); do
     if wait "$ended"; then continue; fi
     status=1
     if ((${#pids[@]})); then kill "${pids[@]}" 2>/dev/null; fi
-    (sleep 2 && kill -KILL "${pids[@]}" 2>/dev/null) >/dev/null 2>&1 & # torchrun itself waits for 30 s
+    (sleep 5 && kill -KILL "${pids[@]}" 2>/dev/null) >/dev/null 2>&1 & # torchrun itself waits for 30 s
     disown
   done
 done
