@@ -66,9 +66,7 @@ def test_the_base_is_named_by_tag_and_by_digest_on_demand(repository):
     assert f"From: nvcr.io/nvidia/pytorch:{tag}\n" in apptainer
 
 
-def test_packages_of_the_base_image_keep_their_versions_except_pinned_ones(
-    repository, tmp_path
-):
+def test_packages_of_the_base_image_stay_except_pinned_ones(repository, tmp_path):
     """With a stand-in for pip that prints its arguments."""
     kept = ["torch==2.7.0a0+79aa17489c.nv25.4", "numpy==1.26.4"]
     listed = "\\n".join([*kept, "H5py==3.1", "rich==13.9", ""])

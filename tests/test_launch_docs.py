@@ -118,9 +118,7 @@ def test_every_file_in_contributing_exists(repository):
         assert any(file.endswith(f"/{name}") for file in files), name
 
 
-def test_every_message_in_the_launch_page_is_printed_by_a_script(
-    repository, scripts, programs
-):
+def test_every_message_in_the_launch_page_is_a_scripts(repository, scripts, programs):
     text = (repository / "docs" / "launch.md").read_text()
     section = text.partition("## Messages")[2].partition("\n## ")[0]
     messages = re.findall(r"^\| `(.*?)` \|", section, re.M)

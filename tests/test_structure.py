@@ -58,9 +58,7 @@ def test_links_of_the_pages_are_valid(repository, tmp_path):
     assert dead == ["page.md#d: no such heading", "other.md: no such file"]
 
 
-def test_the_tree_has_no_large_files_and_no_binaries_except_small_test_data(
-    repository, tmp_path
-):
+def test_the_tree_has_no_large_files_nor_binaries_but_small_data(repository, tmp_path):
     tests = repository / "tests"
     for path in structure.tracked(repository):
         _none(structure.unfit_for_the_tree(path, is_test=path.is_relative_to(tests)))

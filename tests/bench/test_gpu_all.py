@@ -128,9 +128,7 @@ def test_whichever_items_hang_all_end_within_ten_minutes_and_others_are_measured
         ({"machine": 5, "attention": 1}, 12, [("attention", "no time left")]),
     ],
 )
-def test_an_item_has_its_own_time_and_what_earlier_ones_left(
-    spans, end, failed, modelled
-):
+def test_an_item_has_its_time_and_what_earlier_ones_left(spans, end, failed, modelled):
     endings, _ = modelled(spans, end)
     found = [(name, one["reason"]) for name, one in endings.items() if one["status"]]
     assert found == failed

@@ -69,7 +69,7 @@ def _results(folder):
 
 
 @pytest.mark.timeout(1800)
-def test_every_item_runs_in_its_order_and_every_step_has_its_row(
+def test_every_item_runs_in_order_and_every_step_has_a_row(
     repository, simulated, tmp_path
 ):
     """There is no Triton: steps that ask for a kernel are no figure, and say why."""
@@ -95,7 +95,7 @@ def test_every_item_runs_in_its_order_and_every_step_has_its_row(
 
 
 @pytest.mark.timeout(900)
-def test_on_a_gpu_without_fp8_all_else_is_checked_and_measured(
+def test_on_a_gpu_without_fp8_all_else_is_done_and_timed(
     repository, simulated, tmp_path
 ):
     items = ["self_check", "steps_48", "profile", "gemm", "convergence"]

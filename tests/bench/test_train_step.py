@@ -113,9 +113,7 @@ def test_self_check_names_the_setting_without_what_is_wrong(repository, self_che
         assert self_check.way_down(problems) == settings
 
 
-def test_self_check_ends_at_an_error_that_the_gpu_repeats(
-    self_check, monkeypatch, capsys
-):
+def test_self_check_ends_at_an_error_a_gpu_repeats(self_check, monkeypatch, capsys):
     """An illegal access: what comes after it cannot be judged, and is not at fault."""
 
     def fused_kernels():

@@ -81,9 +81,7 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
 
-def test_a_machine_whose_ranks_compute_the_same_passes(
-    repository, tmp_path, quick_python
-):
+def test_a_machine_whose_ranks_agree_passes(repository, tmp_path, quick_python):
     hook = f"cp -t {tmp_path}"
     done = run(repository, tmp_path, PYTHON=quick_python, CERTIFY_HOOK=hook)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -221,9 +219,7 @@ def test_a_malformed_drill_or_duration_is_bad_input(name, values, expected):
 @pytest.mark.parametrize(
     ("drill", "reason"), [("1:1", "ranks are 0 to 0"), ("0:99999", "a round has ")]
 )
-def test_a_drill_that_cannot_happen_is_bad_input(
-    program, tmp_path, capsys, drill, reason
-):
+def test_an_impossible_drill_is_bad_input(program, tmp_path, capsys, drill, reason):
     assert program(CERTIFY_FLIP=drill) == 2
     assert f"CERTIFY_FLIP={drill}: {reason}" in capsys.readouterr().err
     assert not [*tmp_path.glob("certify_*.npz")]

@@ -72,9 +72,7 @@ def test_an_unsupported_driver_or_unknown_gpu_gives_rows_of_nan(nvml, monkeypatc
 
 
 @pytest.mark.parametrize("fault", ["hangs", "raises", "none"])
-def test_a_driver_that_ends_the_sampling_leaves_a_last_row_without_values(
-    monkeypatch, fault
-):
+def test_a_driver_that_ends_the_sampling_leaves_an_empty_last_row(monkeypatch, fault):
     released, taken = threading.Event(), []
 
     def sample():

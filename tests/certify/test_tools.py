@@ -399,9 +399,7 @@ def test_a_requested_tool_that_cannot_run_is_one_line(asked, said):
         from_env(tools.ToolsConfig, {"CERTIFY_TOOLS": asked}).programs(on_gpus=True)
 
 
-def test_by_default_installed_tools_run_on_gpus_and_none_runs_none(
-    tmp_path, monkeypatch
-):
+def test_by_default_installed_tools_run_on_gpus_none_runs_none(tmp_path, monkeypatch):
     path = program(tmp_path, "all_reduce_perf", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     unset, none = (from_env(tools.ToolsConfig, one) for one in ({}, NO_TOOLS))
@@ -449,9 +447,7 @@ def test_a_malformed_expected_figure_is_one_line(words, said):
         from_env(Expected, {"EXPECTED_FIGURES": f"matmul=600 {words}"}).figures()
 
 
-def test_certify_runs_tools_and_judges_their_results(
-    repository, tmp_path, quick_python
-):
+def test_certify_runs_tools_and_judges_results(repository, tmp_path, quick_python):
     gave = [nccl_tests(peak=peak) for peak in (400.0, 401.0, 399.0)]
     diagnosed = dcgm4(("memory", ["Pass"] * 2, ""), ("pcie", ["Skip"] * 2, ""))
     paths = [

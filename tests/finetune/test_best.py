@@ -21,7 +21,7 @@ from .runs import content, evaluate, figures_of, lines_of, table_of, train
     (5.0, 2.0, 50, {50}),
     (0.01, 1.0, 3, {1, 2, 3}),
 ])  # fmt: skip
-def test_evaluations_are_due_at_multiples_of_epochs_and_at_the_end(
+def test_evaluations_are_due_at_epochs_multiples_and_the_end(
     every, epochs, last, steps
 ):
     assert evaluation_steps(every, epochs, last) == steps
@@ -72,9 +72,7 @@ def test_the_model_of_the_best_evaluation_is_saved_and_worse_ones_end_training(
 
 
 @pytest.mark.parametrize("shard", ["0", "1"])
-def test_several_ranks_evaluate_end_and_keep_as_one(
-    whole, environment, tmp_path, shard
-):
+def test_ranks_evaluate_end_and_keep_as_one(whole, environment, tmp_path, shard):
     own = {"RUN_DIR": str(tmp_path), "PATIENCE": "3", "BATCHSIZE": "6"}
     own |= {"SHARD_OPTIMIZER": shard}
     done = runs.finished(*[environment | own] * 2)

@@ -103,9 +103,7 @@ def assert_the_same_in_hugging_face(folder, kind, model, samples):
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_a_saved_model_has_the_same_scores_in_hugging_face_and_loads_again(
-    kind, tmp_path
-):
+def test_a_saved_model_scores_the_same_in_hugging_face_and_loads_again(kind, tmp_path):
     model, samples = model_of(kind), samples_of(kind)
     folder = save(model, tmp_path, kind)
     named = content(folder / "config.json")["architectures"]
@@ -130,9 +128,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_real_weights_have_the_same_ids_and_scores_in_hugging_face(
-    repository, tmp_path, kind
-):
+def test_real_weights_have_ids_and_scores_of_hugging_face(repository, tmp_path, kind):
     demo = Path(os.environ.get("DEMO_DIR", repository / "demo"))
     weights = demo / "finetune" / "weights"
     if not (weights / "vocab.txt").is_file():
@@ -191,7 +187,7 @@ def test_a_head_of_other_classes_is_new_and_said(tmp_path):
      r"LayerNorm.bias is \(3,\), expected \(24,\); bert.encoder.layer.1.output.dense.bias is missing"),
     ({"qa_outputs.bias": torch.tensor([0, torch.nan])}, r"x.pt: qa_outputs.bias holds NaN or infinity"),
 ])  # fmt: skip
-def test_weights_that_do_not_fit_or_are_not_finite_are_one_line(
+def test_weights_that_do_not_fit_or_are_no_numbers_are_one_line(
     tmp_path, change, message
 ):
     state = model_of("squad").state_dict() | change

@@ -103,9 +103,7 @@ def test_scores_are_those_of_seqeval():
         assert all(" avg" in kind for kind in report), "no kind is left out"
 
 
-def test_labels_are_on_first_pieces_and_long_sentences_lose_no_word(
-    tokenizer, tmp_path
-):
+def test_labels_are_on_first_pieces_and_long_texts_lose_no_word(tokenizer, tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("unhappy B\n\u200b I\ncats O\nabcdefghij I-NEW\n\nsat O\n")
     table = conll.read(path, Layout())
@@ -209,7 +207,7 @@ def test_scores_loss_and_entities_are_those_of_transformers(learnt, tmp_path):
     assert found == [("ANIMAL", "dog"), ("COL", "red king")]
 
 
-def test_the_onnx_recipe_of_the_page_serves_tags(
+def test_the_onnx_recipe_of_a_page_serves_tags(
     learnt, repository, tmp_path, monkeypatch
 ):
     session = exported(learnt[0], repository, tmp_path, monkeypatch, "Token")

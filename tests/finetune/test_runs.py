@@ -100,7 +100,7 @@ def test_windows_and_answers_follow_their_settings_and_the_model_keeps_them(
     pytest.param({"CHECKPOINT_EVERY_STEPS": "1"}, id="a checkpoint"),
     pytest.param({"EVAL_EVERY_EPOCHS": "1"}, id="the best"),
 ])  # fmt: skip
-def test_non_finite_weights_are_not_saved(
+def test_weights_of_nan_are_not_saved(
     squad_environment, tmp_path, monkeypatch, capsys, own
 ):
     def begins_without_a_number(steps):
@@ -403,9 +403,7 @@ def test_a_part_from_outside_trains(squad_environment, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [0.5, 2])
-def test_the_vocabulary_beside_the_weights_is_the_models(
-    squad_environment, tmp_path, count
-):
+def test_the_vocabulary_by_the_weights_is_used(squad_environment, tmp_path, count):
     words = Path(squad_environment["DATA"], "vocab.txt").read_text().split("\n")
     more = [*words, "more"] * 2
     (tmp_path / "vocab.txt").write_text("\n".join(more[: int(count * len(words))]))

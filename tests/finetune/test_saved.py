@@ -89,9 +89,7 @@ def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
     (["benchmark", "{reviews}", "--batch-sizes", "0"], "--batch-sizes: '0': expected a positive integer"),
     (["benchmark", "{reviews}", "--length", "-4"], "--length: '-4': expected a positive integer"),
 ])  # fmt: skip
-def test_wrong_requests_are_one_line(
-    arguments, message, learnt, reviews, capsys, monkeypatch
-):
+def test_wrong_words_are_told(arguments, message, learnt, reviews, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     words = [word.format(learnt=learnt, reviews=reviews) for word in arguments]
     try:
@@ -167,9 +165,7 @@ def test_the_onnx_model_of_the_page_gives_the_same_logits(
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def test_embeddings_are_the_means_of_hugging_faces_last_layer(
-    reviews, tmp_path, capsys
-):
+def test_embeddings_are_means_of_hugging_faces_last_layer(reviews, tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
     texts = ["the red cat sat", "the old dog was here and happy", '""', "a"]
     source, target = tmp_path / "in.csv", tmp_path / "out.npy"

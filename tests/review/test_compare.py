@@ -146,7 +146,7 @@ def test_closed_runs_are_of_one_data_set_wherever_it_lies(tmp_path):
     ({"model": {**LARGE, "hidden_size": 128}}, "hidden_size 128, not 1024"),
     ({"data": {"max_seq_length": 512, "synthetic": True}}, "synthetic true, not false"),
 ])  # fmt: skip
-def test_another_model_or_data_is_not_compared(
+def test_other_models_or_data_stand_alone(
     sections, says, submission, tmp_path, command
 ):
     other = write_submission(tmp_path / "other")

@@ -57,7 +57,7 @@ def squeezed(line: str) -> str:
     return " ".join(line.split())
 
 
-def test_the_output_shown_is_what_is_printed(
+def test_the_output_shown_is_printed(
     page, real_folders, tmp_path, monkeypatch, command
 ):
     duplicate(real_folders[0].parents[3], tmp_path)

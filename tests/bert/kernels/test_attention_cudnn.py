@@ -147,9 +147,7 @@ def test_plans_are_made_once_a_size_and_both_passes_run_before_the_first_result(
     assert len(cudnn.built) == 4
 
 
-def test_the_plans_of_a_graph_are_kept_while_other_sizes_come_and_go(
-    cudnn, monkeypatch
-):
+def test_plans_of_a_graph_are_kept_while_other_sizes_come_and_go(cudnn, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cudnn_frontend, "_captured", set())
     for size, captures in ((40, True), (39, False)):

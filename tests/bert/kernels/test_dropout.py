@@ -88,9 +88,7 @@ def part(device):
     return lambda sites: [fused(*arguments, 1e-12, P, sites)[0] for _ in range(2)]
 
 
-def test_seed_and_site_fix_each_mask_also_where_a_part_of_a_pass_runs_again(
-    part, device
-):
+def test_seed_and_site_fix_each_mask_also_where_a_part_runs_again(part, device):
     def one_pass(seed):
         torch.manual_seed(seed)
         sites = DropoutSites(device)

@@ -30,9 +30,7 @@ CASTS_IN_KERNELS = f"{SEPARATE_CASTS},fp8_cast"
 @pytest.mark.parametrize(
     "approximate", ["tanh", pytest.param("none", marks=pytest.mark.slow)]
 )
-def test_casts_in_kernels_equal_separate_ones_bit_for_bit(
-    approximate, device, monkeypatch
-):
+def test_casts_in_kernels_equal_separate_ones_in_bits(approximate, device, monkeypatch):
     # So that several tiles lie both ways, some of them in part.
     small = launches.Blocks(rows=16, columns=32)
     monkeypatch.setitem(launches.TABLE, "cast", {0: small})
@@ -211,9 +209,7 @@ def test_where_kernels_cannot_cast_the_casts_are_separate(
 
 @pytest.mark.parametrize("place", ["activation", "gradient"])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_what_is_not_finite_makes_the_step_not_finite_and_leaves_the_scales(
-    place, bad, scales
-):
+def test_what_is_not_finite_makes_the_step_so_and_leaves_the_scales(place, bad, scales):
     encoder = _encoder("none", CPU)
     encoder.fp8_scaling.load_state_dict(scales)
     if place == "activation":

@@ -99,9 +99,7 @@ def test_a_failure_at_any_call_of_a_capture_ends_it_cleanly(how, version, monkey
 
 @pytest.mark.parametrize("version", cuda_rules.VERSIONS)
 @pytest.mark.parametrize("shares", [False, True])
-def test_a_pool_whose_memory_is_still_in_use_is_not_released_twice(
-    shares, version, monkeypatch
-):
+def test_a_pool_in_use_is_not_released_twice(shares, version, monkeypatch):
     cuda = no_gpu.captures(monkeypatch, version)
     kind, _, _ = _captured(cuda, "kept", shares, draws=True)
     found = cuda.faults()

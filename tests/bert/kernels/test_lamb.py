@@ -93,9 +93,7 @@ LARGEST, LEAST = torch.finfo(torch.bfloat16).max, 2.0**-133  # of bf16
     ("value", "expected"),
     [(INF, INF), (NAN, NAN), (LARGEST, INF), (LEAST, 0.0), (2.0**-60, 2.0**-120)],
 )
-def test_a_norm_that_is_not_finite_is_seen_wherever_it_comes_from(
-    value, expected, device
-):
+def test_a_norm_that_is_not_finite_is_seen_wherever_it_is(value, expected, device):
     for size, place in ((1, 0), (CHUNK + 3, CHUNK + 2), (77, 5)):
         flat = torch.zeros(size, dtype=torch.bfloat16, device=device)
         flat[place] = value

@@ -135,7 +135,7 @@ def _again(*arguments):
     return benchmark.benchmark_backends(CPU, *arguments)
 
 
-def test_results_are_cached_until_anything_they_depend_on_changes(
+def test_results_are_kept_until_what_they_depend_on_changes(
     kept, monkeypatch, tmp_path
 ):
     """Also what a backend loads without being named after it, such as flash-attn's compiler."""

@@ -174,7 +174,7 @@ def test_training_is_bit_for_bit_that_with_gradients_copied(
         assert "sharded" not in settings or ours[2] == theirs[2], "copied"
 
 
-def test_of_the_encoders_weights_no_gradient_is_copied(
+def test_no_gradient_of_the_encoder_is_copied(
     tiny, make_records, batch_of, monkeypatch
 ):
     shape = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}

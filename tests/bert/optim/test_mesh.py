@@ -202,7 +202,7 @@ IN_GROUP, ACROSS = ["start group", "end group"], ["start groups", "end groups"]
     ],
     ids=["group, then across", "no other groups", "a group of one"],
 )
-def test_a_slice_is_averaged_in_its_group_first(
+def test_a_slice_is_first_averaged_in_its_group(
     size, groups, events, averaged, result, dtype
 ):
     mesh, target = _Mesh(size, groups), torch.full((4,), 5.0)

@@ -362,9 +362,7 @@ def test_other_evaluation_samples_than_the_published_ones_are_not_proved(
     [({"rows": 7}, False), ({"recipe": None}, True), ({"texts": [1]}, True), ({"files": 5}, True), (set(), True),
      ("[" * 100_000, False), ("", False)],
 )  # fmt: skip
-def test_a_changed_manifest_is_not_believed(
-    prepared, manifest, tmp_path, changes, signed
-):
+def test_a_changed_manifest_is_refused(prepared, manifest, tmp_path, changes, signed):
     manifest()
     path = tmp_path / "prepared-packed.json"
     entries = json.loads(path.read_text())

@@ -61,9 +61,7 @@ def test_a_warm_start_is_a_continued_run_with_its_counters_reset(
     ],
     ids=["weights-only", "other-optimizer", "other-vocabulary", "incomplete"],
 )  # fmt: skip
-def test_what_does_not_fit_is_one_line(
-    change, message, prepared, tiny, make_model, tmp_path
-):
+def test_what_cannot_fit_is_told(change, message, prepared, tiny, make_model, tmp_path):
     shapes = {name: p.shape for name, p in make_model(tiny).named_parameters()}
     parts = "masters", "first_moments", "second_moments"
     state = {part: {name: torch.randn(shapes[name]) for name in shapes} for part in parts}  # fmt: skip

@@ -228,9 +228,7 @@ def test_evaluations_begin_at_their_start_and_keep_their_interval(start, every, 
     assert evaluation_steps(config, 100, 1000) == steps
 
 
-def test_padding_to_a_capacity_counts_as_neither_words_nor_sequences(
-    tiny, make_records
-):
+def test_padding_to_a_capacity_counts_as_no_words_or_sequences(tiny, make_records):
     torch.manual_seed(0)
     model = model_of(tiny, seed=None).eval()
     records = make_records(5, packed=False)

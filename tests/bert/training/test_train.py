@@ -45,9 +45,7 @@ def test_warm_up_leaves_the_run_as_it_is_without(prepared, run_bert, tmp_path):
     assert states[0][1] == states[1][1]
 
 
-def test_evaluation_does_not_depend_on_ranks_or_batch_size(
-    prepared, run_bert, tmp_path
-):
+def test_evaluation_ignores_ranks_and_batch_size(prepared, run_bert, tmp_path):
     found = []
     for ranks, size in ((1, "16"), (2, "5")):
         folder = tmp_path / f"r{ranks}" / "rehearsal"

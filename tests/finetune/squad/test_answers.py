@@ -65,9 +65,7 @@ def random_logits(found, seed, scale=4.0):
     Rules(squad_version="2.0", n_best=8),
     Rules(squad_version="2.0", null_threshold=-3.0),
 ])  # fmt: skip
-def test_answers_and_their_files_equal_the_restatement(
-    tokenizer, dataset, tmp_path, rules
-):
+def test_answers_and_files_equal_the_restatement(tokenizer, dataset, tmp_path, rules):
     found, _ = make_features(dataset, tokenizer, LIMITS, training=False)
     logits = random_logits(found, seed=1, scale=1.5)
     for number, pair in enumerate(logits):

@@ -171,9 +171,7 @@ RECORDS = [
     (json.dumps(RECORDS), {}),
     ("\n".join(map(json.dumps, RECORDS)), {}),
 ])  # fmt: skip
-def test_a_file_is_read_as_published_and_as_datasets_exports_it(
-    tmp_path, text, options
-):
+def test_a_file_is_read_as_published_and_as_datasets_export_it(tmp_path, text, options):
     (tmp_path / "squad.json").write_text(text)
     dataset = squad.read(tmp_path / "squad.json", "2.0", **options)
     assert dataset.contexts == ["The cat sat."]

@@ -185,9 +185,7 @@ def test_another_corpus_in_the_folder_has_its_own_vocabulary(texts, tmp_path):
     assert layers_of(again) == 2
 
 
-def test_a_corpus_is_made_once_and_again_where_a_file_was_changed(
-    texts, tmp_path, capsys
-):
+def test_a_corpus_is_made_once_and_again_where_a_file_changed(texts, tmp_path, capsys):
     folder = tmp_path / "data"
     line = "--input", texts[0], "--outputdir", folder, "--vocab-size", 400
     run("corpus", *line)

@@ -194,9 +194,7 @@ def test_files_made_earlier_count_as_room(tmp_path, monkeypatch):
     check_disk(tmp_path, 1_000_000, SamplingConfig())
 
 
-def test_the_need_is_told_and_checked_before_the_download(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_need_is_told_and_checked_before_a_download(tmp_path, monkeypatch, capsys):
     free(monkeypatch, 200e9)
     unwanted = lambda *_: pytest.fail("it downloads")  # noqa: E731
     monkeypatch.setattr(prepare.download, "download", unwanted)
@@ -314,9 +312,7 @@ def test_what_the_second_phase_lacks_stops_the_first_from_beginning(fresh):
     assert not (fresh / "64" / "work").exists()
 
 
-def test_the_disk_must_hold_phase_1_while_phase_2_works(
-    downloaded, tmp_path, monkeypatch
-):
+def test_the_disk_must_hold_phase_1_beside_phase_2(downloaded, tmp_path, monkeypatch):
     folder = downloaded / "download"
     line = ["--downloaddir", str(folder), "--skip-download", "--dupe-factor", "100"]
     size = sum(path.stat().st_size for path in (folder / "results4").iterdir())

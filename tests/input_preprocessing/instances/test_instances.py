@@ -126,9 +126,7 @@ def test_instances_of_random_texts_equal_the_plain_restatement(words, seed):
 
 
 @pytest.mark.parametrize(("length", "predictions"), [(128, 20), (512, 76), (512, 80)])
-def test_instances_of_prose_equal_the_restatement_in_both_phases(
-    words, length, predictions
-):
+def test_prose_equals_the_restatement_in_both_phases(words, length, predictions):
     options = {"max_seq_length": length, "max_predictions_per_seq": predictions}
     records = compare(PROSE, words, dupe_factor=2, **options)
     assert records.sequence_lengths.max() == length

@@ -197,9 +197,7 @@ def test_the_source_is_no_target(tmp_path, stage):
 
 @pytest.mark.parametrize("maker", ["NVIDIA", "import_records"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_shards_of_others_are_neither_replaced_nor_removed(
-    source, tmp_path, stage, maker
-):
+def test_shards_of_others_are_not_touched(source, tmp_path, stage, maker):
     folder = tmp_path / "target" / ("64" if stage == "bins" else "")
     folder.mkdir(parents=True)
     other = folder / "part_00001_of_04320.hdf5"
@@ -215,9 +213,7 @@ def test_shards_of_others_are_neither_replaced_nor_removed(
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_shards_of_another_source_are_neither_replaced_nor_removed(
-    source, tmp_path, stage
-):
+def test_shards_of_another_source_are_not_touched(source, tmp_path, stage):
     other, target = source_of(tmp_path / "other", PARTS[0]), tmp_path / "target"
     command(stage, source, target)
     before = contents(target)

@@ -23,7 +23,7 @@ GOOD = ("The cat – an old one – sat.\n" * 200).encode()
     (b"a\0b\0", 0),
 ])  # fmt: skip
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
-def test_bytes_that_are_no_text_are_counted(
+def test_bytes_of_no_text_are_told(
     tmp_path, monkeypatch, capsys, data, expected, chunk
 ):
     monkeypatch.setattr(reading, "MOST_UNDECODABLE", 1.0)
@@ -44,9 +44,7 @@ def test_bytes_that_are_no_text_are_counted(
     (GOOD + b"\0", "1 of {size:,} bytes are NUL and are dropped"),
     ("The cat.\n".encode("utf-16-be"), "9 of {size:,} bytes are NUL and are dropped; is it UTF-16?"),
 ])  # fmt: skip
-def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(
-    tmp_path, capsys, text, note
-):
+def test_a_few_wrong_bytes_are_told_and_the_rest_read(tmp_path, capsys, text, note):
     path = tmp_path / "text"
     path.write_bytes(text)
     assert read_text(path, "--input")[0] == text

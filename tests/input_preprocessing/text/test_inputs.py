@@ -294,9 +294,7 @@ SENTENCE = "The naïve café sat on a mat of no great length, and so on."
     ("", "\n\n", "sentences", 3_000),
     ('{"text": "', '"}\n', "auto", 3_000),
 ])  # fmt: skip
-def test_a_text_of_any_size_takes_little_memory(
-    tmp_path, monkeypatch, begin, end, layout, count
-):
+def test_any_text_takes_little_memory(tmp_path, monkeypatch, begin, end, layout, count):
     small_reads(monkeypatch, 10_000)
     words = [f"{number} {SENTENCE}" for number in range(count)]
     text = "".join(f"{begin}{each}{end}" for each in words)
@@ -470,9 +468,7 @@ def test_processes_and_kills_change_no_byte(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damaged", ["corpus/part-*.txt", "corpus/part-*.npy", "results4/part-*"])  # fmt: skip
-def test_what_was_damaged_after_an_interruption_is_made_again(
-    tmp_path, monkeypatch, damaged
-):
+def test_what_an_interruption_let_be_damaged_is_remade(tmp_path, monkeypatch, damaged):
     monkeypatch.setattr(sources, "PART_BYTES", 2000)
     inputs = [sentences(tmp_path / "a", made_up_documents(24))]
     wanted = corpus_of(inputs, tmp_path / "whole", "--num-files", 3)

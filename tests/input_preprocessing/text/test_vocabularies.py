@@ -72,9 +72,7 @@ def test_a_cased_preparation_keeps_capitals_and_accents(tmp_path, capsys):
     (["the", "The"], True, "tokens with capitals: is --do-lower-case 1 right"),
     (["the", "[Q]"], False, "no tokens with capitals: is --do-lower-case 0"),
 ])  # fmt: skip
-def test_a_vocabulary_unlike_the_text_is_pointed_out(
-    capsys, tokens, lower_case, warning
-):
+def test_a_vocabulary_unlike_the_text_is_told(capsys, tokens, lower_case, warning):
     special = "[UNK]", "[CLS]", "[SEP]", "[MASK]"
     vocabulary.Vocabulary((*special, *tokens), "").check_case(lower_case)
     said = capsys.readouterr().err

@@ -123,7 +123,7 @@ def test_every_page_is_in_exactly_one_range(tmp_path_factory, cuts, step):
 
 
 @pytest.mark.parametrize(("is_one_stream", "chunk_bytes"), [(False, 700), (False, 10**7), (True, 600)])  # fmt: skip
-def test_articles_come_out_once_and_in_order(
+def test_articles_are_read_once_in_order(
     dump, xml, tmp_path, is_one_stream, chunk_bytes
 ):
     if is_one_stream:

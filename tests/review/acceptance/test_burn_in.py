@@ -71,9 +71,7 @@ def test_a_rank_that_is_slow_only_in_the_burn_in_is_named(tmp_path):
     assert found.outlier.excess == pytest.approx(0.1)
 
 
-def test_an_incomplete_burn_in_is_a_warning_with_the_command_to_resume(
-    certified, tmp_path
-):
+def test_an_incomplete_burn_in_warns_with_the_command_to_resume(certified, tmp_path):
     status, said = certified(make(1, 2), burn_in_seconds=DURATION)
     assert status == 3
     assert "burn-in: 0 repeats in 0.00 hours (0%), not started" in said

@@ -133,9 +133,7 @@ def test_json_has_the_parts_of_the_load(certified):
     assert found["limits"] == ["at least 617.5 (650 expected)"]
 
 
-def test_figures_of_a_good_machine_are_expected_by_a_file_to_source(
-    certified, tmp_path
-):
+def test_figures_of_a_good_machine_are_expected_by_a_file(certified, tmp_path):
     sourced, option = tmp_path / "good.sh", ("--expect", str(tmp_path / "good.json"))
     slow = make(1, 4, between=0, step=0, slow=slower(1.5, 1))
     assert certified(slow, *option)[0] == 2
@@ -212,9 +210,7 @@ def test_a_slower_step_or_a_longer_wait_lengthens_the_time_to_train(tmp_path):
     ],
     ids=["CPUs", "small model", "short rows", "no settings"],
 )  # fmt: skip
-def test_cpus_and_other_models_have_nothing_to_compare_with(
-    certified, config, changes, words
-):
+def test_cpus_and_other_models_are_not_compared(certified, config, changes, words):
     _, said = certified(make(1, 8, **changes), **config)
     where = said.splitlines()[-2]
     assert where.startswith("  where this stands: nothing to compare with: ")

@@ -27,9 +27,7 @@ def paged(certificate, tmp_path) -> str:
     return (tmp_path / "page.html").read_text()
 
 
-def test_the_page_shows_verdict_outliers_a_heat_map_for_each_stage_and_timelines(
-    slow, certified
-):
+def test_the_page_shows_verdict_outliers_heat_maps_and_timelines(slow, certified):
     assert certified(None, "-o", str(slow / "page.html"))[0] == 1
     page = (slow / "page.html").read_text()
     assert "<strong>Fail</strong>" in page

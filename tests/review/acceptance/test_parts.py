@@ -134,9 +134,7 @@ def test_expected_parts_add_to_the_comparison_of_peers(cpus, expected, said):
         ("mlx5_0/1", {"symbol_error": 65534}, {"symbol_error": 65534}, "pass", None),
     ],
 )  # fmt: skip
-def test_faults_of_devices_and_errors_of_links_are_named(
-    device, before, after, state, said
-):
+def test_faults_of_devices_and_of_links_are_named(device, before, after, state, said):
     found = records()
     own = found.hardware["node2"]
     own["before"][device], own["after"][device] = before, after
@@ -337,7 +335,7 @@ def test_a_program_that_skipped_all_its_tests_has_tested_nothing():
         ("mlx5", ["state", "rate"], ["inventory"]),
     ],
 )
-def test_an_unknown_fact_is_in_the_line_and_fails_where_its_area_is_required(
+def test_an_unknown_fact_is_told_and_fails_where_its_area_is_required(
     kind, names, areas
 ):
     found = records(1)

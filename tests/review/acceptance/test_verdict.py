@@ -65,9 +65,7 @@ def named(records):
     ({"links": {1: 4.0}}, [("network", "pairs", "node node1")]),
     ({"nodes": 6, "links": {(1, 3): 4.0}}, [("network", "pairs", "link node1 - node3")]),
 ])  # fmt: skip
-def test_the_culprit_is_named_once_without_its_ranks_nodes_or_partners(
-    machine, culprits
-):
+def test_a_culprit_is_named_once_without_ranks_nodes_or_partners(machine, culprits):
     assert named(make(**machine)) == culprits
     found = judge(make(**machine)).findings
     if "slow" in machine:
@@ -123,9 +121,7 @@ def links(nodes: int, *first: int) -> dict:
     (links(4, 0, 1), "warn", "pairs", ["node node0", "node node1"]),
     (links(8, 0, 1, 2, 3), "warn", "pairs", [f"node node{node}" for node in range(4)]),
 ])  # fmt: skip
-def test_where_half_or_most_are_slow_the_slow_group_is_named(
-    machine, state, stage, group
-):
+def test_where_half_or_most_are_slow_their_group_is_named(machine, state, stage, group):
     found = judge(make(**machine))
     assert (found.state, found.findings[0].stage) == (state, stage)
     assert {tuple(members(one.name)) for one in found.findings} == {tuple(group)}
@@ -195,7 +191,7 @@ def test_the_stage_with_shared_cpus_is_named():
 
 
 @pytest.mark.parametrize(("factor", "state"), [(1.0, "pass"), (1.03, "pass"), (1.1, "warn"), (1.3, "warn"), (2.0, "fail"), (10.0, "fail")])  # fmt: skip
-def test_the_slower_of_two_ranks_is_a_warning_with_an_interval_and_fails_if_gross(
+def test_the_slower_of_two_ranks_warns_with_an_interval_and_fails_if_gross(
     factor, state
 ):
     found = judge(make(1, 2, between=0, slow=everywhere(1, factor=factor)))
@@ -240,7 +236,7 @@ def partly(rounds, factor: float, ranks, nodes=1, per_node=8, seed=0, **noise):
     ids=["rank", "two ranks", "node", "half", "half of four"],
 )
 @pytest.mark.parametrize("when", THIRDS)
-def test_a_third_of_a_stage_is_enough_and_surer_the_slower(
+def test_a_third_of_a_stage_is_enough_surer_if_slower(
     nodes, per_node, ranks, names, when
 ):
     chances = []

@@ -26,9 +26,7 @@ BATCHES = [32, 256, 448, 449, 768, 1536, 4608, 6912, 8192, 12000, 16384, 16385]
     evaluations=st.lists(st.integers(8, 22), min_size=10, max_size=10),
     aborted=st.sets(st.integers(0, 9), max_size=2),
 )
-def test_rcp_verdict_is_the_official_one(
-    batch_size, interval, evaluations, aborted, tmp_path
-):
+def test_rcp_verdict_is_official(batch_size, interval, evaluations, aborted, tmp_path):
     write_runs(tmp_path, evaluations, interval=interval)
     put("global_batch_size", value=batch_size)(tmp_path)
     if aborted:

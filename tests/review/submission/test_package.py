@@ -258,9 +258,7 @@ def without_a_script(request):
     (lambda r: shutil.rmtree(package_module.REPOSITORY / ".git"), {}, "commit"),
     (without_a_script, {"commit": "HEAD"}, "lacks verify_dataset.sh"),
 ])  # fmt: skip
-def test_wrong_input_is_a_line_and_nothing_more(
-    request_, tmp_path, change, fields, says
-):
+def test_wrong_input_is_a_line_and_no_more(request_, tmp_path, change, fields, says):
     if change:
         change(request_)
     before = sorted(tmp_path.rglob("*"))

@@ -212,7 +212,7 @@ def test_update_fills_blanks_and_keeps_the_rest(tmp_path, command):
     (["-o", "{folder}/a.txt"], ".json"),
     (["-o", "{folder}/list.json/x.json"], "list.json"),
 ])  # fmt: skip
-def test_wrong_input_is_a_line_and_nothing_more(tmp_path, command, arguments, says):
+def test_wrong_input_is_a_line_and_no_more(tmp_path, command, arguments, says):
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "broken.json").write_text("{")
     before = sorted(tmp_path.rglob("*"))

@@ -226,9 +226,7 @@ def test_a_round_without_reference_points_can_be_shown(submission, command):
     assert (status, "min" in shown) == (0, True)
 
 
-def test_names_have_brackets_and_bytes_of_no_text(
-    submission, tmp_path, run_all, command
-):
+def test_names_have_brackets_and_odd_bytes(submission, tmp_path, run_all, command):
     folder = tmp_path / os.fsdecode(b"a [bold] \xff b")
     shutil.copytree(submission, folder)
     run_all(folder, [*FAST, "check"])

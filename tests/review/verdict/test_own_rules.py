@@ -100,9 +100,7 @@ def test_every_spelling_of_a_category_is_known(logged):
     ("Preview", "preview", False),
     ("Available cloud", "cloud", False),
 ])  # fmt: skip
-def test_another_category_than_the_logs_is_warned_of(
-    status, logged, warned, submission
-):
+def test_another_category_than_the_logs_is_told(status, logged, warned, submission):
     system(status=status)(submission)
     put("submission_status", value=logged)(submission)
     (result,) = load_results(submission)
