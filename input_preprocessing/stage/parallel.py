@@ -115,8 +115,6 @@ def _work(pipe: Connection, parent: int) -> None:
     while the next run does. It ignores Ctrl-C, which the parent handles, or ignores in the
     background.
     """
-    # numba would import SciPy's linear algebra, which takes as long as itself; no task uses it.
-    sys.modules.setdefault("scipy", None)  # type: ignore[arg-type]
     # Before interrupt.install(), which leaves an ignored signal ignored.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupt.install(None)

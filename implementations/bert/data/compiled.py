@@ -5,26 +5,22 @@ Without numba the same functions are interpreted, with the same results and a wa
 
 import hashlib
 from collections.abc import Callable
-from functools import lru_cache, update_wrapper
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from common.process import say
 
+numba: Any
+try:
+    import numba
+except ImportError as error:  # absent, or for another NumPy
+    numba = None
+    say(
+        f"bert: warning: data loading runs slower, interpreted: {error}; pip install numba"
+    )
+
 Function = Callable[..., Any]
-
-
-@lru_cache
-def _numba() -> Any:
-    """numba, or None; imported when first used, since it takes longer than many a worker's task."""
-    try:
-        import numba
-    except ImportError as error:  # absent, or for another NumPy
-        say(
-            f"bert: warning: data loading runs slower, interpreted: {error}; pip install numba"
-        )
-        return None
-    return numba
 
 
 def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
@@ -39,7 +35,6 @@ def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
         signature = list(arguments)
 
     def compile_function(function: Function) -> Function:
-        numba = _numba()
         if numba is None:
             return function
         machine_code: Function
@@ -58,27 +53,7 @@ def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
     return compile_function
 
 
-class compiled:
-    """Compiles a function at the first call, for its argument types."""
-
-    def __init__(self, function: Function) -> None:
-        self.py_func = function
-        self._machine_code: Function | None = None
-        update_wrapper(self, function)
-
-    def machine_code(self) -> Function:
-        """What numba makes of it; from now on its module has that in place of this."""
-        if self._machine_code is None:
-            self._machine_code = compiled_for()(self.py_func)
-            module = self.py_func.__globals__
-            # numba looks up there what a function calls, and knows functions of its own alone.
-            for name, value in [*module.items()]:
-                if isinstance(value, compiled):
-                    module[name] = value.machine_code()
-        return self._machine_code
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.machine_code()(*arguments)
+compiled = compiled_for()  # compiles at the first call, for its argument types
 
 
 def is_first(function: Function) -> bool:
@@ -90,7 +65,6 @@ def is_first(function: Function) -> bool:
 
 def is_cached(function: Function) -> bool:
     """Whether machine code of the function, from the current sources, is cached on disk."""
-    numba = _numba()
     if numba is None:
         return True
     folder = _cache_folder(function.py_func, numba.config.CACHE_DIR)  # type: ignore[attr-defined]
@@ -102,7 +76,6 @@ def array(dtype: str, ndim: int = 1, readonly: bool = False) -> Any:
     """Type of a contiguous array. A read-only one accepts writable and unaligned (memory-mapped)
     arrays, too.
     """
-    numba = _numba()
     if numba is None:
         return dtype
     # Mapped datasets begin wherever HDF5 has put them, not at multiples of an item.
@@ -113,7 +86,6 @@ def array(dtype: str, ndim: int = 1, readonly: bool = False) -> Any:
 
 def scalar(dtype: str) -> Any:
     """Type of a number."""
-    numba = _numba()
     return dtype if numba is None else getattr(numba.types, dtype)
 
 
