@@ -33,6 +33,9 @@ install() { "$VENV/bin/python" -m pip --disable-pip-version-check install --prog
 headers=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 if [[ ! -e $headers/Python.h ]] || ! command -v cc >/dev/null; then export WITH_EXTENSION=0; fi
 
+# What comes as source alone (seqeval) asks for packages to build it, which the pip of Debian 12 gets without those that they need.
+export PIP_USE_PEP517=1
+
 echo 'setup: PyTorch'
 install -r requirements/torch.txt
 echo "setup: packages of requirements/$KIND.txt"

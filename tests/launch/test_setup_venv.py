@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).parents[2]
 PYTHON = """#!/usr/bin/env bash
 case $* in
   *sysconfig*) echo {headers} ;;
-  *requirements/dev.txt*) echo "WITH_EXTENSION=${{WITH_EXTENSION:-}}" >{log} ;;
+  *requirements/dev.txt*) echo "WITH_EXTENSION=${{WITH_EXTENSION:-}} $PIP_USE_PEP517" >{log} ;;
 esac
 """
 
@@ -32,4 +32,4 @@ def test_a_package_without_a_wheel_is_compiled_only_where_python_has_its_headers
     environment["PATH"] = f"{python.parent}:{environment['PATH']}"
     command = [REPOSITORY / "launch/tools/setup_venv.sh", tmp_path, "dev"]
     subprocess.run(command, env=environment, check=True)
-    assert log.read_text() == f"WITH_EXTENSION={wanted}\n"
+    assert log.read_text() == f"WITH_EXTENSION={wanted} 1\n"
