@@ -71,7 +71,7 @@ trial::run() {
   local launched=0 status=0 cleared=0 figures
   node_state::drop_caches && cleared=1
   mkdir -p -- "$RUN_DIR/.begun_$trial"
-  if [[ ${CHECKPOINT_DIR:-} ]] && restart::ask continues; then # keeps the metrics that a resumed trial appends to
+  if restart::ask continues; then # keeps the metrics that a resumed trial appends to
     for figures in "$RUN_DIR"/{,running_"$trial"/,running_"$trial"_*/}{metrics_"$trial".jsonl,tensorboard_"$trial",wandb_"$trial"}; do
       if [[ -e $figures ]]; then cp -rup -t "$RUN_DIR/.begun_$trial" -- "$figures"; fi
     done

@@ -40,9 +40,6 @@ def wikipedia_like_lengths(
     )
 
 
-@functools.lru_cache(
-    maxsize=2
-)  # trials in one process and tests ask for the same again
 def synthetic_records(
     num_rows: int, max_seq_length: int, vocab_size: int, packed: bool, seed: int
 ) -> Records:
