@@ -38,8 +38,10 @@ def write(path: str, text: str, mode: str = "w") -> None:
 
 
 def fail(folder: str, trial: str, status: int, reason: str) -> int:
-    if not os.path.exists(error := f"{folder}/error_{trial}.txt"):
-        write(error, reason + "\n", "a")
+    from contextlib import suppress
+
+    with suppress(FileExistsError):  # another rank failed first
+        write(f"{folder}/error_{trial}.txt", reason + "\n", "x")
     return status
 
 
