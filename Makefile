@@ -40,7 +40,7 @@ finetune-demo: $(RUN)
 pretrain-demo: $(RUN)
 	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/tools/pretrain_demo.sh
 
-## make test              lint and the CPU tests side by side, about six minutes on 2 cores; WORKERS=2 takes less memory
+## make test              lint and the CPU tests side by side, about five minutes on 2 cores; WORKERS=2 takes less memory
 test: $(DEV)
 	@$(RUFF)
 	@($(LINT)) & $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed and not journey'; \

@@ -37,4 +37,5 @@ for name in (
 ):  # fmt: skip
     importlib.import_module(name)
 gc.freeze()
+gc.set_threshold(50_000, 20)
 gc.enable()
