@@ -250,7 +250,7 @@ def test_a_killed_script_ends_its_ranks(checkout, victim, outcome):
     if victim == "script":
         process.kill()
     else:
-        shape = f"^[^ ]*bash {checkout.root.parent}/bin/torchrun .*{victim}"
+        shape = f"^[^ ]* -IS [^ ]*/{victim} {checkout.root}/"
         subprocess.run(["pkill", "-KILL", "-f", shape], check=True)
     checkout.ended(process)
     none_left(checkout.root)

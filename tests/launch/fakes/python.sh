@@ -3,7 +3,7 @@
 # The trainers and the review, stand-ins too, are started as files, which takes a third less than by -m.
 set -u
 case ${1:-} in
-  */torchrun.py) exec "TORCHRUN" "$@" ;;
+  */torchrun.py) exec "${REAL_PYTHON:?}" -IS "TORCHRUN" "$@" ;;
   -u) shift ;;
 esac
 if [ "${1:-}" = -m ]; then

@@ -1,0 +1,57 @@
+"""Stand-in for torchrun: each rank in a session of its own, and if one fails the others are ended, at once by SIGTERM."""
+
+import itertools
+import os
+import signal
+import sys
+import time
+
+words = sys.argv[1:]
+with open(os.environ["FAKE_CALLS"], "a") as calls:
+    calls.write(f"torchrun {' '.join(words)}\n")
+options = {
+    "--nnodes": "1",
+    "--node-rank": "0",
+    "--master-addr": "127.0.0.1",
+    "--master-port": "",
+}
+options |= itertools.pairwise(words)
+count = int(options["--nproc-per-node"])
+first = int(options["--node-rank"]) * count
+address = {
+    "MASTER_ADDR": options["--master-addr"], "MASTER_PORT": options["--master-port"],
+    "WORLD_SIZE": str(int(options["--nnodes"]) * count),
+}  # fmt: skip
+
+# Waited for rather than handled: a handler misses the signal that comes just before a call that waits.
+watched = {signal.SIGTERM, signal.SIGCHLD}
+signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+ranks = set()
+for local in range(count):
+    place = {"LOCAL_RANK": str(local), "RANK": str(first + local)}
+    given = os.environ | address | place
+    ranks.add(os.posix_spawn(words[-1], words[-1:], given, setsid=True, setsigmask=(),
+                             setsigdef=[signal.SIGPIPE, signal.SIGINT]))  # fmt: skip
+
+
+def end(number: signal.Signals) -> None:
+    for rank in ranks:
+        os.kill(rank, number)
+
+
+status, deadline = 0, float("inf")
+while ranks:
+    left = min(3600.0, deadline - time.monotonic())
+    came = signal.sigtimedwait(watched, max(0.0, left))
+    if came and came.si_signo == signal.SIGTERM:
+        end(signal.SIGTERM)
+        sys.exit(1)
+    if not came and deadline <= time.monotonic():
+        end(signal.SIGKILL)
+    while ranks and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+        ranks.discard(ended[0])
+        if ended[1]:
+            status = 1
+            end(signal.SIGTERM)
+            deadline = time.monotonic() + 5  # torchrun itself waits for 30 s
+sys.exit(status)
