@@ -19,8 +19,10 @@ from input_preprocessing.text.vocabulary import Vocabulary
 legacy = pytest.importorskip("transformers.models.bert.tokenization_bert_legacy")
 
 Tokens = list[list[int]]
-POINTS = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF and c not in (10, 13)]
-CHARACTERS = [*map(chr, POINTS)]
+# One string: a list of so many would be copied by each process that is forked from the tests' one.
+CHARACTERS = "".join(
+    chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF and c not in (10, 13)
+)
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]
 ODD = [
     "İ", "ı", "ß", "ẞ", "Σ", "ς", "ﬁ", "Ǆ", "ǅ", "ͅ", "Ω", "K", "ϴ", "̇", "I", "i", "ᾈ", "ᾼ", "ΐ", "ΐ", "가",
@@ -34,11 +36,11 @@ LETTERS = "abcXYZ .,'-\t\u0301é"
 
 
 @functools.cache
-def by_category() -> dict[str, list[str]]:
+def by_category() -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for char in CHARACTERS:
         found.setdefault(unicodedata.category(char), []).append(char)
-    return found
+    return {category: "".join(chars) for category, chars in found.items()}
 
 
 def sampled(rng: random.Random) -> set[str]:
@@ -175,18 +177,19 @@ def test_100_000_strings_give_the_tokens_of_transformers(words, monkeypatch, see
     compare(25_000, seed, words, monkeypatch)
 
 
-def digest_of_words(wanted: Callable[[int], bool]) -> str:
+def digest_of_words(wanted: Callable[[str], bool]) -> str:
     """Digest of the words of a text in which each code point stands at a word's start, middle and end."""
     digest = hashlib.sha256()
-    for char in map(chr, filter(wanted, POINTS)):
+    for char in filter(wanted, CHARACTERS):
         text = normalise(f"a{char}\u03a3 {char}b{char}\u0301\u0327 A\u03a3{char}.")
         found = re.sub(r"([!-/:-@\[-`{-~])", r" \1 ", text).split(" ")
         digest.update((" ".join(word for word in found if word) + "\n").encode())
     return digest.hexdigest()
 
 
-def is_script(code: int) -> bool:
+def is_script(char: str) -> bool:
     """Not of ideographs, syllables and what is private."""
+    code = ord(char)
     blocks = (0, 0x3400, 0xA000, 0xAC00, 0xF900, 0x12000, 0x16000, 0x17000, 0x1B000)
     return code < 0x20000 and bisect.bisect(blocks, code) % 2 == 1
 
