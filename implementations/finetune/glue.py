@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit, softmax
-from scipy.stats import rankdata
 
 from bert.data.tokens import Integers, WordPiece
 from common.tables import read_table
@@ -93,6 +92,8 @@ def matthews(predicted: Labels, true: Labels) -> float:
 
 def spearman(predicted: Labels, true: Labels) -> float:
     """Correlation of the ranks; ties share their mean rank."""
+    from scipy.stats import rankdata  # slow to import, and only needed here
+
     return pearson(rankdata(predicted), rankdata(true))
 
 
