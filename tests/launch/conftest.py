@@ -215,12 +215,8 @@ def make_checkout(repository: Path, tmp_path: Path) -> Checkout:
     copy_scripts(repository, root)
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"
-    text = (
-        (FAKES / "python.sh")
-        .read_text()
-        .replace("TORCHRUN", str(FAKES / "torchrun.py"))
-    )
-    python.write_text(text)
+    text = (FAKES / "python.sh").read_text()
+    python.write_text(text.replace("TORCHRUN", str(FAKES / "torchrun.py")))
     python.chmod(0o755)
     # Not a shim that starts thirty programs to find it.
     (python.parent / "python3").symlink_to(os.path.realpath(sys.executable))

@@ -178,16 +178,9 @@ def test_memory_is_named_only_where_the_kernel_counts_a_kill_in_the_ranks_step(
 PYENV = f"{Path.home()}/.pyenv/versions"
 OLD = [name for name in ("3.6", "3.7", "3.8") if glob.glob(f"{PYENV}/{name}.*")]
 PROGRAMS = {
-    "restart": "note hung n1",
-    "records": "explain . 0 137 1 n1",
-    "hang": "reason . 0 1 n1 n2",
-    "answers": "why n1",
-    "job": "1 7 why TERM n1",
-    "doctor": "gpu",
-    "gpus": "/",
-    "hosts": "hosts",
-    "record": "",
-}
+    "restart": "note hung n1", "records": "explain . 0 137 1 n1", "hang": "reason . 0 1 n1 n2", "answers": "why n1",
+    "job": "1 7 why TERM n1", "doctor": "gpu", "gpus": "/", "hosts": "hosts", "record": "",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("version", OLD)

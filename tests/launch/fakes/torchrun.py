@@ -9,29 +9,24 @@ import time
 words = sys.argv[1:]
 with open(os.environ["FAKE_CALLS"], "a") as calls:
     calls.write(f"torchrun {' '.join(words)}\n")
-options = {
-    "--nnodes": "1",
-    "--node-rank": "0",
-    "--master-addr": "127.0.0.1",
-    "--master-port": "",
-}
+options = {"--nnodes": "1", "--node-rank": "0", "--master-addr": "127.0.0.1"}
 options |= itertools.pairwise(words)
 count = int(options["--nproc-per-node"])
 first = int(options["--node-rank"]) * count
-address = {
-    "MASTER_ADDR": options["--master-addr"], "MASTER_PORT": options["--master-port"],
-    "WORLD_SIZE": str(int(options["--nnodes"]) * count),
-}  # fmt: skip
+environ = os.environ | {"WORLD_SIZE": str(int(options["--nnodes"]) * count)}
+environ["MASTER_ADDR"] = options["--master-addr"]
+environ["MASTER_PORT"] = options.get("--master-port", "")
 
 # Waited for rather than handled: a handler misses the signal that comes just before a call that waits.
 watched = {signal.SIGTERM, signal.SIGCHLD}
 signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-ranks = set()
+ranks, reset = set(), [signal.SIGPIPE, signal.SIGINT]
 for local in range(count):
-    place = {"LOCAL_RANK": str(local), "RANK": str(first + local)}
-    given = os.environ | address | place
-    ranks.add(os.posix_spawn(words[-1], words[-1:], given, setsid=True, setsigmask=(),
-                             setsigdef=[signal.SIGPIPE, signal.SIGINT]))  # fmt: skip
+    given = environ | {"LOCAL_RANK": str(local), "RANK": str(first + local)}
+    rank = os.posix_spawn(
+        words[-1], words[-1:], given, setsid=True, setsigmask=(), setsigdef=reset
+    )
+    ranks.add(rank)
 
 
 def end(number: signal.Signals) -> None:
