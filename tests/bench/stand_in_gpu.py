@@ -280,19 +280,12 @@ def profile(*, activities, its=torch.profiler.profile):
 
 CAPABILITY = os.environ.get("STAND_IN_CAPABILITY", "9.0")
 STATED = {
-    "is_available": True,
-    "is_initialized": True,
-    "device_count": 1,
-    "current_device": 0,
-    "get_device_name": "NVIDIA stand-in",
-    "get_device_capability": tuple(map(int, CAPABILITY.split("."))),
+    "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
+    "get_device_name": "NVIDIA stand-in", "get_device_capability": tuple(map(int, CAPABILITY.split("."))),
     "get_device_properties": SimpleNamespace(multi_processor_count=132),
-    "mem_get_info": (2**35, 2**36),
-    "max_memory_allocated": 2**30,
-    "init": None,
-    "set_device": None,
-    "reset_peak_memory_stats": None,
-}
+    "mem_get_info": (2**35, 2**36), "max_memory_allocated": 2**30,
+    "init": None, "set_device": None, "reset_peak_memory_stats": None,
+}  # fmt: skip
 REPLACED = {
     **cuda.installed(CUDAGraph, Event),
     "get_rng_state": lambda device=None: torch.get_rng_state(),

@@ -82,17 +82,8 @@ def test_every_exported_name_is_read(exported, repository):
     listed = (repository / "launch" / "variables.txt").read_text()
     known |= set(re.findall(r"^([A-Z][A-Z0-9_]+)", listed, flags=re.MULTILINE))
     known |= {
-        "PATH",
-        "PWD",
-        "OLDPWD",
-        "SHLVL",
-        "_",
-        "PHASE",
-        "CONFIG_EXPORTS",
-        "WALLTIME",
-        "SBATCH_TIMELIMIT",
-        "DATADIR",
-    }
+        "PATH", "PWD", "OLDPWD", "SHLVL", "_", "PHASE", "CONFIG_EXPORTS", "WALLTIME", "SBATCH_TIMELIMIT", "DATADIR",
+    }  # fmt: skip
     assert not {name for values in exported.values() for name in values} - known
 
 

@@ -48,17 +48,11 @@ def test_a_token_beyond_the_vocabulary_is_reported(make_records):
 @pytest.mark.parametrize(
     ("field", "index", "value"),
     [
-        ("sequence_offsets", 4, 1 << 40),
-        ("sequence_offsets", 0, -1),
-        ("sequence_offsets", 1, 0),
-        ("masked_lm_offsets", 4, 1 << 40),
-        ("masked_lm_offsets", 0, -1),
-        ("masked_lm_offsets", 1, 1 << 20),
-        ("segment_b_start", 2, 49),
-        ("segment_b_start", 2, -1),
-        ("sequence_offsets", 3, 10**6),
+        ("sequence_offsets", 4, 1 << 40), ("sequence_offsets", 0, -1), ("sequence_offsets", 1, 0),
+        ("masked_lm_offsets", 4, 1 << 40), ("masked_lm_offsets", 0, -1), ("masked_lm_offsets", 1, 1 << 20),
+        ("segment_b_start", 2, 49), ("segment_b_start", 2, -1), ("sequence_offsets", 3, 10**6),
     ],
-)
+)  # fmt: skip
 def test_offsets_outside_are_an_error(make_records, field, index, value):
     records = make_records(4)
     offsets = getattr(records, field).copy()

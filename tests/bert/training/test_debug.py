@@ -145,16 +145,9 @@ def test_what_cannot_be_captured_or_traced_is_refused_before_the_run(tmp_path):
         (capture, (nowhere, False), "CAPTURE writes to RUN_DIR"),
         (capture, (folder, True), "set CUDA_GRAPH=0"),
         (CaptureConfig(steps=2), (folder, False), "CAPTURE_STEPS=2 and CAPTURE is not"),
-        (
-            ProfileConfig(steps="2,3"),
-            (folder, 2),
-            "PROFILE_STEPS=2,3: .* takes 2 steps",
-        ),
+        (ProfileConfig(steps="2,3"), (folder, 2), "PROFILE_STEPS=2,3: .* takes 2 steps"),
         (ProfileConfig(steps="2,3"), (nowhere, 8), "PROFILE_STEPS writes to RUN_DIR"),
-        *(
-            (ProfileConfig(steps=s), (folder, 8), form)
-            for s in ("3", "3,2", "0,1", "a,b")
-        ),
-    ):
+        *((ProfileConfig(steps=s), (folder, 8), form) for s in ("3", "3,2", "0,1", "a,b")),
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             config.check(*arguments)

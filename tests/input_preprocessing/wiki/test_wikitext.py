@@ -113,27 +113,14 @@ def test_inline_markup(markup, text):
 
 
 @pytest.mark.parametrize("line", [
-    "",
-    "|",
-    "|-",
-    "{| class=x",
-    "Short label",
-    "12 34",
-    "* item of a list.",
-    "1984–1990.",
+    "", "|", "|-", "{| class=x", "Short label", "12 34", "* item of a list.", "1984–1990.",
 ])  # fmt: skip
 def test_lines_that_are_no_prose_are_left_out(line):
     assert paragraphs_of(line) == []
 
 
 @pytest.mark.parametrize("hopeless", [
-    "{{" * 3000,
-    "[[" * 3000,
-    "<div>" * 3000,
-    "'''" * 3000,
-    "{|" * 2000,
-    "<ref>" * 999,
-    "{{{" * 999 + "}}}",
+    "{{" * 3000, "[[" * 3000, "<div>" * 3000, "'''" * 3000, "{|" * 2000, "<ref>" * 999, "{{{" * 999 + "}}}",
     "\x00\ud800",
 ])  # fmt: skip
 def test_hopeless_markup_costs_one_article_at_the_most(hopeless):

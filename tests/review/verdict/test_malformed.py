@@ -48,16 +48,9 @@ def of_event(text):
 
 
 ODD_FILES = [
-    b"",
-    b"\n",
-    bytes(range(256)) * 64,
-    b":::MLLOG ",
-    b":::MLLOG {",
-    *map(of_event, (b"null", b"[]", b"1e999", b"{}")),
-    b":::MLLOG " + b"[" * 30_000,
-    ":::MLLOG {}\n".encode("utf-16"),
-    b"\0" * 5000,
-    b"x" * 2_000_000,
+    b"", b"\n", bytes(range(256)) * 64, b":::MLLOG ", b":::MLLOG {", b":::MLLOG " + b"[" * 30_000,
+    *map(of_event, (b"null", b"[]", b"1e999", b"{}")), ":::MLLOG {}\n".encode("utf-16"),
+    b"\0" * 5000, b"x" * 2_000_000,
     of_event(b'{"time_ms": 1' + b"0" * 400 + b', "key": "run_start", "value": null, "metadata": {}}'),
     of_event(b'{"time_ms": Infinity, "key": "run_start", "value": null, "metadata": {}}'),
     of_event(b'{"time_ms": 1, "key": ["seed"], "value": 1, "metadata": {}}'),
