@@ -4,7 +4,7 @@ import itertools
 import os
 import signal
 import sys
-import time
+from time import monotonic
 
 words = sys.argv[1:]
 with open(os.environ["FAKE_CALLS"], "a") as calls:
@@ -23,10 +23,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, watched)
 ranks, reset = set(), [signal.SIGPIPE, signal.SIGINT]
 for local in range(count):
     given = environ | {"LOCAL_RANK": str(local), "RANK": str(first + local)}
-    rank = os.posix_spawn(
-        words[-1], words[-1:], given, setsid=True, setsigmask=(), setsigdef=reset
-    )
-    ranks.add(rank)
+    ranks.add(os.posix_spawn(words[-1], words[-1:], given, setsid=True, setsigmask=(), setsigdef=reset))  # fmt: skip
 
 
 def end(number: signal.Signals) -> None:
@@ -36,17 +33,16 @@ def end(number: signal.Signals) -> None:
 
 status, deadline = 0, float("inf")
 while ranks:
-    left = min(3600.0, deadline - time.monotonic())
-    came = signal.sigtimedwait(watched, max(0.0, left))
+    came = signal.sigtimedwait(watched, max(0.0, min(3600.0, deadline - monotonic())))
     if came and came.si_signo == signal.SIGTERM:
         end(signal.SIGTERM)
         sys.exit(1)
-    if not came and deadline <= time.monotonic():
+    if not came and deadline <= monotonic():
         end(signal.SIGKILL)
     while ranks and (ended := os.waitpid(-1, os.WNOHANG))[0]:
         ranks.discard(ended[0])
         if ended[1]:
             status = 1
             end(signal.SIGTERM)
-            deadline = time.monotonic() + 5  # torchrun itself waits for 30 s
+            deadline = monotonic() + 5  # torchrun itself waits for 30 s
 sys.exit(status)
