@@ -64,10 +64,10 @@ def package(request: argparse.Namespace) -> Package:
     description = _description(request)
     code = find_code(result.folder, request.commit, request.config)
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the output: a rename works within one file system only.
+        # A rename works within one file system only, and what is refused makes no folder.
+        beside = next(parent for parent in output.parents if parent.exists())
         with tempfile.TemporaryDirectory(
-            dir=output.parent, prefix=f".{output.name}."
+            dir=beside, prefix=f".{output.name}."
         ) as folder:
             whole = Path(folder) / "whole"
             root = whole / organization
@@ -86,6 +86,7 @@ def package(request: argparse.Namespace) -> Package:
                 f"{digest}  {archive.name}\n",
             )
             os.chmod(whole, 0o755)
+            output.parent.mkdir(parents=True, exist_ok=True)
             if output.exists():  # replaced at the last moment
                 # A rename does not replace a folder that holds something.
                 os.rename(output, Path(folder) / "old")
