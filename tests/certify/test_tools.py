@@ -459,15 +459,14 @@ def test_certify_runs_tools_and_judges_results(repository, tmp_path, quick_pytho
     settings |= {"EXPECTED_FIGURES": "all_reduce_perf=398,sendrecv_perf=9"}
     settings |= {"PMI_RANK": "0", "SLURM_PROCID": "0"}
     done = run(repository, tmp_path, **settings)
-    found = certify(tmp_path / "results/test")
-    # Of a machine that is busy with other work.
-    assert all("slower than the median" in one for one in found.reasons()), done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
     arguments, environment = eval((tmp_path / "all_reduce_perf.turn2").read_text())
     assert arguments == [*SIZE_OPTIONS, "-g", "2"]
     assert not {"PMI_RANK", "SLURM_PROCID"} & {*environment}
     figure = r"nccl-tests +398.4 GB/s +at least 378.1 \(398 expected\)"
     assert re.search(f"all-reduce of each node, {figure}", done.stdout)
     assert "sendrecv_perf=9 (expected, not measured)" in done.stdout
+    found = certify(tmp_path / "results/test")
     said = found.tested
     tested, left = ({*said[key].split("; ")} for key in ("tested", "not tested"))
     versions = {"nccl-tests 2.19.6 with NCCL 2.31.3", "nvbandwidth v0.8", "dcgmi 4.2.3"}
