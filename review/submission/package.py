@@ -65,7 +65,7 @@ def package(request: argparse.Namespace) -> Package:
     code = find_code(result.folder, request.commit, request.config)
     try:
         # A rename works within one file system only, and what is refused makes no folder.
-        beside = next(parent for parent in output.parents if parent.exists())
+        beside = next((one for one in output.parents if one.exists()), output)
         with tempfile.TemporaryDirectory(
             dir=beside, prefix=f".{output.name}."
         ) as folder:
