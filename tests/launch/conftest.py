@@ -23,7 +23,7 @@ from . import tiny_data
 from .captured import Done, captured
 from .nodes import missing, require
 
-USED = ("H100_1x8x32x48_1.5b", "H100_4x8x48x1_pack", "A100_1x8x56x1")
+SOURCED = ("H100_1x8x32x48_1.5b", "H100_4x8x48x1_pack", "A100_1x8x56x1")
 FAKES = Path(__file__).resolve().parent / "fakes"
 CONFIG = "configs/config_P8000H100_1x8x48x1_pack.sh"
 
@@ -175,7 +175,7 @@ def _other_configs(_: str, names: list[str]) -> set[str]:
     """Those that no test sources: copied for each test they would be a fifth of all files."""
     shapes = ("config_DGX", "config_A100", "pretrain_continue_", "pretrain_day_")
     configs = {name for name in names if name.startswith(shapes)}
-    return configs - {f"config_DGX{name}.sh" for name in USED}
+    return configs - {f"config_DGX{name}.sh" for name in SOURCED}
 
 
 def copy_scripts(repository: Path, root: Path) -> None:
